@@ -20,8 +20,6 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
-from sklearn.kernel_approximation import Nystroem
-from sklearn.linear_model import Ridge
 from torch import Tensor
 
 sys.path.insert(
@@ -50,33 +48,24 @@ from semigpc.gp import (
     EnsembleGP,
     ExactGP,
     Kernel,
-    LandmarkFeatures,
-    LowRankGP,
     MatrixFreeGP,
-    choose_landmarks,
 )
-from semigpc.io.errors import DataError, RunError
-from semigpc.training.inference import load_run
+from semigpc.io.errors import DataError
 
 BATCH = 8  # rows replaced per step
-FACTORS = (1.0, 2.0, 4.0)  # of the length-scale that leave-one-out picks, for curves over the rank
 MEMBERS = 5  # of the ensemble
 WIDTH, CLASSES = 384, 10  # of generated rows
 FREE_WIDTH, FREE_LENGTH = 64, 0.5  # of those for the matrix-free engine: a pass costs N^2 D
 TUNED = 3000  # rows by which leave-one-out picks the length-scale
 QUERIES = 2000  # rows at which means are compared
-PROBES = 32  # random vectors by which a trace is estimated
 CHUNK = 2048  # rows at a time
-RUN_ROWS = 8192  # of a run's buffer that are compared, at most
 
 NAMES = {
     "exact": "exact",
-    "lowrank": "low-rank",
     "ensemble": "ensemble of 5",
     "matrix_free": "matrix-free",
 }
 MARKERS = "osD^"  # of the curves
-LEVELS = (0.005, 0.01, 0.02, 0.05, 0.1)  # marked on the axis of differences
 LEAST = 1e-7  # differences below are drawn there
 
 
@@ -96,15 +85,6 @@ class Picked(NamedTuple):
 
     kernel: RBF
     noise_std: float
-
-
-class Exact(NamedTuple):
-    """The exact mean at the queries (M, C), and the effective dimension tr(K (K + sigma^2 I)^-1),
-    estimated.
-    """
-
-    mean: Tensor
-    dimension: float
 
 
 @dataclass(frozen=True)
@@ -168,9 +148,10 @@ def _rows(
     return Rows(features, targets, queries, torch.from_numpy(codes_asked))
 
 
-def exact_mean(rows: Rows, kernel: Kernel, noise_std: float) -> Exact:
-    """Return the mean by one Cholesky factor in float32 and one step of refinement in float64.
-    O(n^3), two n^2 matrices.
+def exact_mean(rows: Rows, kernel: Kernel, noise_std: float) -> Tensor:
+    """Return the exact mean at the queries, (M, C). O(n^3), two n^2 matrices.
+
+    One Cholesky factor in float32 and one step of refinement in float64.
     """
     H, y = rows.features, rows.targets.double()
     K = kernel_matrix(H, kernel, noise_std)
@@ -183,10 +164,7 @@ def exact_mean(rows: Rows, kernel: Kernel, noise_std: float) -> Exact:
         ]
     )
     alpha += torch.cholesky_solve(residual.float(), root).double()
-    probes = torch.randn(len(H), PROBES, generator=torch.Generator().manual_seed(0))
-    trace = float((probes * torch.cholesky_solve(probes, root)).sum()) / PROBES
-    mean = torch.cat([kernel(part, H).double() @ alpha for part in rows.queries.split(CHUNK)])
-    return Exact(mean, len(H) - noise_std**2 * trace)
+    return torch.cat([kernel(part, H).double() @ alpha for part in rows.queries.split(CHUNK)])
 
 
 def compare(mean: Tensor, exact: Tensor, classes: Tensor) -> dict[str, float]:
@@ -199,58 +177,6 @@ def compare(mean: Tensor, exact: Tensor, classes: Tensor) -> dict[str, float]:
         "accuracy": float((mean.argmax(dim=1) == classes).double().mean()),
         "exact_accuracy": float((exact.argmax(dim=1) == classes).double().mean()),
     }
-
-
-def ranks(study: Study, *, size: int, wanted: list[int]) -> dict[str, Any]:
-    """Error of the low-rank mean against the exact one, by rank, at three length-scales."""
-    rows = study.rows(size)
-    picked = study.picked(rows)
-    curves = []
-    for factor in FACTORS:
-        kernel = RBF(length_scale=factor * picked.kernel.length_scale)
-        study.report(f"exact GP of {size} rows, length-scale {kernel.length_scale:.3g}")
-        exact = exact_mean(rows, kernel, picked.noise_std)
-        study.report(f"landmarks, length-scale {kernel.length_scale:.3g}")
-        order = choose_landmarks(
-            rows.features, kernel, max(wanted), generator=torch.Generator().manual_seed(study.seed)
-        )
-        points = []
-        for rank in wanted:
-            basis = LandmarkFeatures(rows.features[order[:rank]], kernel)
-            mean = lowrank_mean(rows, basis, picked.noise_std)
-            unexplained = float(basis.residual(rows.features[:4096]).mean())
-            points.append(
-                {"rank": len(basis), "unexplained": unexplained}
-                | compare(mean, exact.mean, rows.classes)
-            )
-            study.report(
-                f"rank {rank}: {points[-1]['mean_difference']:.4f}, {points[-1]['same_class']:.3f} the same class"
-            )
-        curves.append(
-            {
-                "factor": factor,
-                "length_scale": kernel.length_scale,
-                "noise_std": picked.noise_std,
-                "effective_dimension": exact.dimension,
-                "points": points,
-            }
-        )
-        gc.collect()
-    return {
-        "size": size,
-        "width": rows.features.shape[1],
-        "queries": len(rows.queries),
-        "curves": curves,
-    }
-
-
-def lowrank_mean(rows: Rows, basis: LandmarkFeatures, noise_std: float) -> Tensor:
-    """The mean of the low-rank engine with these landmarks at the queries, (M, C)."""
-    phi = basis.phi(rows.features)
-    A = phi.mT @ phi
-    A.diagonal().add_(noise_std**2)
-    weights: Tensor = torch.linalg.solve(A, phi.mT @ rows.targets.double())
-    return basis.phi(rows.queries) @ weights
 
 
 def sizes(study: Study, *, wanted: list[int], rank: int, steps: int) -> list[dict[str, Any]]:
@@ -271,7 +197,7 @@ def sizes(study: Study, *, wanted: list[int], rank: int, steps: int) -> list[dic
         study.report(f"asking the engines of {size} rows")
         exact = exact_mean(held, *picked)
         errors = {
-            name: compare(engine.mean(rows.queries), exact.mean, rows.classes)
+            name: compare(engine.mean(rows.queries), exact, rows.classes)
             for name, engine in engines.items()
         }
         study.report(f"updating the engines of {size} rows")
@@ -287,7 +213,6 @@ def sizes(study: Study, *, wanted: list[int], rank: int, steps: int) -> list[dic
                 "length_scale": picked.kernel.length_scale,
                 "noise_std": picked.noise_std,
                 "rank": min(rank, size),
-                "effective_dimension": exact.dimension,
                 "engines": {
                     name: {"update_s": _mean(seconds[name]), "fill_s": made[name], **errors[name]}
                     for name in engines
@@ -309,9 +234,6 @@ def _engines(
 
     return {
         "exact": lambda: exact(size),
-        "lowrank": lambda: LowRankGP(
-            size, width, classes, rank=min(rank, size), kernel=kernel, noise_std=noise
-        ),
         "ensemble": lambda: EnsembleGP(size, width, classes, make=exact, members=MEMBERS),
         "matrix_free": lambda: MatrixFreeGP(
             size, width, classes, rank=min(rank, size), kernel=kernel, noise_std=noise
@@ -331,59 +253,6 @@ def _replacing(engine: Engine, rows: Rows, size: int) -> Callable[[], None]:
         step += 1
 
     return replace
-
-
-def large(study: Study, *, size: int, rank: int, steps: int) -> dict[str, Any]:
-    """One update of the low-rank engine over a million rows beside one over 16 300 and one of the
-    exact engine there, in turns.
-
-    With the method's own kernel and noise, as ``benchmarks/update.py`` has them. And the memory
-    that a million rows take.
-    """
-    small_rows = generated_rows(16_300 + BATCH * (steps + 1), WIDTH, CLASSES, study.seed)
-    kernel = RBF()
-    small = LowRankGP(16_300, WIDTH, CLASSES, rank=rank, kernel=kernel)
-    exact = ExactGP(16_300, WIDTH, CLASSES, kernel=kernel)
-    for engine in (small, exact):
-        study.report(f"{type(engine).__name__} of 16,300 rows")
-        engine.replace(
-            torch.arange(16_300), small_rows.features[:16_300], small_rows.targets[:16_300]
-        )
-    built: list[tuple[LowRankGP, Rows]] = []
-
-    def build() -> None:
-        study.report(f"drawing {size:,} rows")
-        rows = generated_rows(size + BATCH * (steps + 1), WIDTH, CLASSES, study.seed)
-        study.report(f"low-rank engine of {size:,} rows")
-        made = LowRankGP(size, WIDTH, CLASSES, rank=rank, kernel=kernel)
-        made.replace(torch.arange(size), rows.features[:size], rows.targets[:size])
-        built.append((made, rows))
-
-    began = time.perf_counter()
-    peak = peak_resident_bytes(build)
-    filled = time.perf_counter() - began
-    million, rows = built[0]
-    study.report(f"updating the engines of {size:,} and 16,300 rows")
-    seconds = time_in_turns(
-        {
-            "exact": _replacing(exact, small_rows, 16_300),
-            "small": _replacing(small, small_rows, 16_300),
-            "large": _replacing(million, rows, size),
-        },
-        repetitions=steps,
-    )
-    return {
-        "size": size,
-        "width": WIDTH,
-        "rank": rank,
-        "exact_update_s": _mean(seconds["exact"]),
-        "small_update_s": _mean(seconds["small"]),
-        "faster_than_exact": _mean(seconds["exact"]) / _mean(seconds["small"]),
-        "update_s": _mean(seconds["large"]),
-        "ratio": _mean(seconds["large"]) / _mean(seconds["small"]),
-        "fill_s": filled,
-        "peak_bytes": peak,
-    }
 
 
 def matrix_free(
@@ -460,114 +329,11 @@ def _mean(values: list[float]) -> float:
     return sum(values) / len(values)
 
 
-TUNED = 3000  # rows by which leave-one-out picks the length-scale
-QUERIES = 2000  # rows that engines are asked about
-PROBES = 32  # random vectors by which a trace is estimated
-
-
-def nystroem_peer(study: Study, *, size: int, rank: int, repetitions: int) -> dict[str, Any]:
-    """Seconds to fit and to answer, and the error against the exact GP, with the same landmarks,
-    kernel and noise.
-
-    Nystroem takes all rows that it is fitted on as landmarks if there are no more than it wants.
-    Both fit a table that is there from the beginning; to take in new rows later, the peer has to
-    fit again.
-    """
-    rows = study.rows(size)
-    kernel, noise = study.picked(rows)
-    study.report(f"exact GP of {size} rows")
-    exact = exact_mean(rows, kernel, noise)
-    X, y, queries, gamma = (
-        rows.features.numpy(),
-        rows.targets.numpy(),
-        rows.queries.numpy(),
-        0.5 / kernel.length_scale**2,
-    )
-
-    ours = LowRankGP(
-        size,
-        rows.features.shape[1],
-        rows.targets.shape[1],
-        rank=rank,
-        kernel=kernel,
-        noise_std=noise,
-        seed=study.seed,
-    )
-    ours.replace(torch.arange(size), rows.features, rows.targets)
-    landmarks = ours.landmarks[: len(ours.basis)]
-    features = Nystroem(kernel="rbf", gamma=gamma, n_components=len(landmarks), random_state=0)
-    ridge = Ridge(alpha=noise**2, fit_intercept=False, solver="cholesky")
-
-    def fit_peer() -> None:
-        features.fit(landmarks.numpy())
-        ridge.fit(features.transform(X), y)
-
-    study.report("fitting both in turns")
-    fits = time_in_turns({"ours": ours.rebuild, "peer": fit_peer}, repetitions=repetitions)
-    answers = time_in_turns(
-        {
-            "ours": lambda: ours.mean(rows.queries),
-            "peer": lambda: ridge.predict(features.transform(queries)),
-        },
-        repetitions=repetitions,
-    )
-    theirs = torch.from_numpy(ridge.predict(features.transform(queries)))
-    return {
-        "size": size,
-        "rank": len(landmarks),
-        "queries": len(queries),
-        "fit_s": {name: min(values) for name, values in fits.items()},
-        "answer_s": {name: min(values) for name, values in answers.items()},
-        "ours": compare(ours.mean(rows.queries), exact.mean, rows.classes),
-        "peer": compare(theirs, exact.mean, rows.classes),
-    }
-
-
-def run_buffer(path: Path, *, wanted: list[int], seed: int) -> dict[str, Any]:
-    """The gap between low-rank and exact means by rank, with the rows, kernel and noise of a run's
-    last checkpoint.
-    """
-    gp = load_run(path, "last").gp
-    if gp is None or len(gp.engine) < 16:
-        raise RunError(f"{path} has no GP with rows in its buffer; train one with --refiner gp.")
-    engine = gp.engine
-    held = engine.occupied.nonzero().squeeze(1)
-    held = held[torch.randperm(len(held), generator=torch.Generator().manual_seed(seed))[:RUN_ROWS]]
-    features, targets = engine.features[held].float(), engine.targets[held].float()
-    rows = Rows(features, targets, features[:1], targets[:1].argmax(dim=1))
-    points = []
-    for rank in (rank for rank in wanted if rank <= len(held)):
-        low = LowRankGP(
-            len(held),
-            engine.n_features,
-            engine.n_classes,
-            rank=rank,
-            kernel=engine.kernel,
-            noise_std=engine.noise_std,
-        )
-        low.replace(torch.arange(len(held)), features, targets)
-        points.append(
-            {"rank": low.health.landmarks, "unexplained": low.health.uncovered_then}
-            | low.gap(rows=RUN_ROWS)._asdict()
-        )
-    return {
-        "rows": len(held),
-        "kernel": str(engine.kernel),
-        "noise_std": engine.noise_std,
-        "effective_dimension": exact_mean(rows, engine.kernel, engine.noise_std).dimension,
-        "points": points,
-    }
-
-
 class Part(StrEnum):
     """What is measured."""
 
     sizes = "sizes"
-    ranks = "ranks"
-    peers = "peers"
-    large = "large"
     matrix_free = "matrix_free"
-    run = "run"
 
 
 def engines(
@@ -578,15 +344,6 @@ def engines(
         ),
     ],
     embeddings: Embeddings = None,
-    run: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="RUN",
-            exists=True,
-            file_okay=False,
-            help="A run folder whose buffer to look at.",
-        ),
-    ] = None,
     part: Annotated[
         list[Part] | None, typer.Option(help="Only this part; repeat for several.")
     ] = None,
@@ -594,34 +351,24 @@ def engines(
         list[int] | None,
         typer.Option(help="Buffer size N of the first part; repeat for several.", min=64),
     ] = None,
-    rank: Annotated[
-        int,
-        typer.Option(help="Landmarks of the low-rank engine, and of the preconditioner.", min=1),
-    ] = 1024,
+    rank: Annotated[int, typer.Option(help="Landmarks of the preconditioner.", min=1)] = 1024,
     steps: Annotated[int, typer.Option(help="Timed updates of each engine.", min=2)] = 32,
     seed: Seed = 0,
     plot: Plot = None,
     as_json: Json = False,
 ) -> None:
-    """Compare the exact, low-rank, ensemble and matrix-free engines.
+    """Compare the exact, ensemble and matrix-free engines.
 
     sizes: seconds per update and distance from the exact mean, over N.
-    ranks: that distance by rank, N = 16300, at one, two and four times the
-    length-scale that leave-one-out picks. peers: scikit-learn's Nystroem and
-    Ridge on the same landmarks. large: the low-rank engine over a million rows.
-    matrix_free: iterations of a cold and of warm starts, N = 50000. run: how
-    few landmarks suffice for the buffer of a run, given by --run.
+    matrix_free: iterations of a cold and of warm starts, N = 50000.
 
-    All of it takes an hour on two cores, and goes on where it was stopped:
+    All of it takes an hour on two cores, and resumes where it was stopped:
 
       semigpc embed cifar10 --image-size 96 --out cifar10.parquet
       python benchmarks/engines.py --embeddings cifar10.parquet --out engines.json
       python benchmarks/engines.py --part sizes --size 1000 --size 2000 --out e.json
-      python benchmarks/engines.py --part run --run runs/digits-gp --out e.json --json
     """
     check_folders(out=out, plot=plot)
-    if run is None and Part.run in (part or []):
-        raise typer.BadParameter("the part run needs --run RUN.", param_hint="--part")
     console = Console(stderr=True)
     records: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {}
     with console.status("starting") as status:
@@ -634,17 +381,10 @@ def engines(
             Part.sizes: lambda: sizes(
                 study, wanted=size or [1000, 2000, 4000, 8000, 16300], rank=rank, steps=steps
             ),
-            Part.ranks: lambda: ranks(study, size=16_300, wanted=[256, 512, 1024, 2048, 4096]),
-            Part.peers: lambda: nystroem_peer(study, size=16_300, rank=rank, repetitions=5),
-            Part.large: lambda: large(study, size=1_000_000, rank=rank, steps=steps),
             Part.matrix_free: lambda: matrix_free(
                 study, size=50_000, rank=rank, steps=8, tolerance=1e-3
             ),
         }
-        if run is not None:
-            parts[Part.run] = lambda: run_buffer(
-                run, wanted=[32, 64, 128, 256, 512, 1024], seed=seed
-            )
         for name, measure in parts.items():
             if name in (part or list(Part)) and name.value not in records:
                 records[name.value] = measure()
@@ -670,63 +410,28 @@ def _table(record: dict[str, Any]) -> Table:
 
 
 def draw_engines(records: Mapping[str, Any], path: Path) -> None:
-    """Draw seconds per update over N, distance from the exact mean over N, and over the rank at
-    three length-scales.
+    """Draw seconds per update and distance from the exact mean, both over N.
 
     Args:
-        records: of the parts; a part that is not there leaves its panels empty.
+        records: of the parts; without sizes the panels are empty.
     """
-    figure = Figure(figsize=(14, 4.6), dpi=150, layout="constrained")
-    time, error, ranks = figure.subplots(1, 3)
-    sizes, curves = records.get("sizes", []), records.get("ranks", {}).get("curves", [])
-    style: dict[str, Any]
+    figure = Figure(figsize=(10, 4.6), dpi=150, layout="constrained")
+    seconds, distance = figure.subplots(1, 2)
+    records_by_size = records.get("sizes", [])
+    sizes = [record["size"] for record in records_by_size]
     for (key, label), colour, marker in zip(NAMES.items(), COLOURS, MARKERS, strict=False):
-        points = [
-            (record["size"], record["engines"][key]) for record in sizes if key in record["engines"]
-        ]
-        style = {"color": colour, "marker": marker, "label": label, "linewidth": 2}
-        time.loglog(
-            [size for size, _ in points], [figures["update_s"] for _, figures in points], **style
-        )
-        error.loglog(
-            [size for size, _ in points],
-            [max(figures["mean_difference"], LEAST) for _, figures in points],
-            **style,
-        )
-    for curve, colour, marker in zip(curves, COLOURS, MARKERS, strict=False):
-        label = f"l = {curve['length_scale']:.2f} ({curve['factor']:g} x), effective dimension "
-        style = {
-            "color": colour,
-            "marker": marker,
-            "label": f"{label}{curve['effective_dimension']:.0f}",
-            "linewidth": 2,
-        }
-        of_ranks = [point["rank"] for point in curve["points"]]
-        ranks.loglog(of_ranks, [point["mean_difference"] for point in curve["points"]], **style)
-    _finish(
-        time,
-        "A step of 8 rows",
-        "buffer size N",
-        "seconds per update",
-        [record["size"] for record in sizes],
-    )
-    _finish(
-        error,
-        "Distance from the exact mean",
-        "buffer size N",
-        "mean |difference|",
-        [record["size"] for record in sizes],
-    )
-    title = f"Low-rank, N = {records.get('ranks', {}).get('size', 'N')}"
-    of_ranks = sorted({point["rank"] for curve in curves for point in curve["points"]})
-    _finish(ranks, title, "rank", "mean |difference|", of_ranks)
-    ranks.set_yticks(LEVELS, [f"{level:g}" for level in LEVELS])
-    ranks.axhline(0.01, color="#999999", linestyle="--", linewidth=1)
+        figures = [record["engines"][key] for record in records_by_size]
+        style: dict[str, Any] = {"color": colour, "marker": marker, "label": label, "linewidth": 2}
+        seconds.loglog(sizes, [each["update_s"] for each in figures], **style)
+        differences = [max(each["mean_difference"], LEAST) for each in figures]
+        distance.loglog(sizes, differences, **style)
+    _finish(seconds, "A step of 8 rows", "seconds per update", sizes)
+    _finish(distance, "Distance from the exact mean", "mean |difference|", sizes)
     figure.savefig(path)
 
 
-def _finish(axes: Axes, title: str, x: str, y: str, ticks: list[int]) -> None:
-    dress(axes, title, x, y)
+def _finish(axes: Axes, title: str, y: str, ticks: list[int]) -> None:
+    dress(axes, title, "buffer size N", y)
     if ticks:
         axes.legend(frameon=False, fontsize=8)
         axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])

@@ -49,7 +49,7 @@ from semigpc.estimator.confidence import Answers, best_logit_scale, class_scales
 from semigpc.estimator.fitting import TUNED, balanced_subset, make_kernel, tune
 from semigpc.estimator.memory import deal
 from semigpc.estimator.scaling import fit_scalings
-from semigpc.gp import Kernel, LowRankGP
+from semigpc.gp import Kernel
 from semigpc.io.atomic import write_json
 
 OURS = "semigpc"
@@ -435,23 +435,11 @@ def apart(task: ManyLabels, _limit: int, seed: int, *, members: int, precision: 
     )
 
 
-def low_rank(task: ManyLabels, _limit: int, seed: int, *, rank: int) -> Posterior:
-    """A GP of ``rank`` landmarks over all rows."""
-    (n, width), classes = task.points.shape, task.targets.shape[1]
-    engine = LowRankGP(
-        n, width, classes, rank=rank, kernel=task.kernel, noise_std=task.noise_std, seed=seed
-    )
-    engine.replace(torch.arange(n), task.points, task.targets)
-    mean = engine.mean(task.queries, offset=task.targets.mean(dim=0))
-    return mean, engine.variance(task.queries), task.targets.sum(dim=0)
-
-
 CANDIDATES: dict[str, Candidate] = {
     "thinned": thinned,
     **{f"shared, {share:g}": partial(shared, share=share) for share in (0.75, 1.0)},
     **{f"apart, {m}": partial(apart, members=m, precision=False) for m in (3, 5)},
     **{f"apart, {m}, precision": partial(apart, members=m, precision=True) for m in (3, 5)},
-    **{f"rank {m}": partial(low_rank, rank=m) for m in (1024, 2048, 4096)},
 }
 
 

@@ -74,15 +74,8 @@ def test_algorithm_and_refiner(
 @pytest.mark.parametrize(
     "settings",
     [
-        *("refiner.engine=lowrank", "refiner.engine=ensemble", "refiner.engine=matrix_free"),
-        *(
-            "refiner.learn=marginal refiner.learn_steps=4",
-            "refiner.learn=leave_one_out refiner.learn_steps=4",
-        ),
-        pytest.param(
-            "refiner.learn=marginal refiner.learn_steps=5 refiner.learn_per_class=true refiner.buffer_size=40",
-            marks=pytest.mark.slow,
-        ),
+        *("refiner.engine=ensemble", "refiner.engine=matrix_free"),
+        "refiner.learn=leave_one_out refiner.learn_steps=4",
         *("refiner.kernel=cosine", "refiner.kernel=ntk", "refiner.kernel_clip=0.1"),
         *(
             "refiner.role=classifier refiner.exclude_same_index=true",

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
         Health,
         Kernel,
         Laplace,
-        LowRankGP,
         MatrixFreeGP,
         NotPositiveDefiniteError,
     )
@@ -43,7 +42,6 @@ __all__ = [
     "Health",
     "Kernel",
     "Laplace",
-    "LowRankGP",
     "MatrixFreeGP",
     "NotPositiveDefiniteError",
     "SemiGPCError",

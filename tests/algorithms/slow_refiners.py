@@ -77,7 +77,7 @@ class SlowGP:
 
     def kernel(self, a: Tensor, b: Tensor) -> Tensor:
         distances = (a**2).sum(dim=1)[:, None] + (b**2).sum(dim=1)[None, :] - 2 * a @ b.mT
-        k = self.config.output_scale * torch.exp(-distances / (2 * self.length_scale**2))
+        k = torch.exp(-distances / (2 * self.length_scale**2))
         return torch.where(k < self.config.kernel_clip, torch.zeros_like(k), k)
 
     def answer(self, output: ModelOutput, index: Tensor | None = None) -> Tensor:

@@ -97,7 +97,7 @@ GP_CASES: dict[str, dict[str, Any]] = {
     "balanced": {"balanced": True},
     "balanced-prior": {"balanced": True, "class_prior": "frequency", "logit_scale": 3.0},
     "raw-features": {"l2norm": False, "length_scale": 2.0},
-    "clipped": {"kernel_clip": 0.2, "output_scale": 2.0},
+    "clipped": {"kernel_clip": 0.1},
     "classifier": {"role": "classifier"},
     "classifier-prior": {"role": "classifier", "class_prior": "frequency"},
     "classifier-exclude": {"role": "classifier", "exclude_same_index": True},

@@ -74,7 +74,6 @@ def test_bad_options_are_refused_before_anything_is_timed(
     refused("update", "--rows", "nothing.parquet", words="there is no file nothing.parquet")
     refused("step", "--algorithm", "fixmach", words="fixmatch")
     refused("processes", "--algorithm", "fixmach", words="fixmatch")
-    refused("engines", "--part", "run", "--out", "e.json", words="the part run needs --run RUN")
 
 
 @pytest.mark.slow
@@ -84,7 +83,7 @@ def test_engines_are_compared_and_a_finished_part_is_not_run_again(tmp_path: Pat
     run = bench("engines", *options, "--plot", plot)
     assert run.exit_code == 0, run.output
     assert "N = 100, rank 32" in run.stdout
-    assert all(name in run.stdout for name in ("exact", "lowrank", "ensemble", "matrix_free"))
+    assert all(name in run.stdout for name in ("exact", "ensemble", "matrix_free"))
     assert plot.stat().st_size > 10_000
     before = out.read_text()
     again = bench("engines", *options, "--json")

@@ -17,13 +17,12 @@ from torch import Tensor
 from semigpc.data import Augment
 from semigpc.export.network import FORMATS, ExportedNetwork
 from semigpc.export.run import TOLERANCE, differences
-from semigpc.gp import EnsembleGP, ExactGP, LowRankGP, MatrixFreeGP, NoExpansionError, PerClassGP
+from semigpc.gp import EnsembleGP, ExactGP, MatrixFreeGP, NoExpansionError
 from semigpc.io.errors import DifferenceError, NotExportableError
 from semigpc.models import Classifier
 from semigpc.refiners import (
     EnsembleOptions,
     GaussianProcessRefiner,
-    LowRankOptions,
     MatrixFreeOptions,
 )
 from tests.export.clusters import AUGMENT, SIDE, gp, images, network
@@ -31,7 +30,6 @@ from tests.export.clusters import AUGMENT, SIDE, gp, images, network
 ROWS, BATCHES = 1000, (1, 7, 256, 736)
 CASES: dict[str, tuple[type[torch.nn.Module], dict[str, Any]]] = {
     "exact": (ExactGP, {"engine": "exact"}),
-    "lowrank": (LowRankGP, {"engine": LowRankOptions(rank=48), "class_prior": "frequency"}),
     "ensemble": (
         EnsembleGP,
         {"engine": EnsembleOptions(members=3, combine="mean"), "class_prior": "frequency"},
@@ -133,18 +131,6 @@ def test_a_mean_that_is_no_sum_of_kernels_is_refused() -> None:
     assert isinstance(precise.engine, EnsembleGP)
     with pytest.raises(NoExpansionError, match="combine='mean' can be exported"):
         precise.head()
-    refiner = gp(classifier)
-    kernels, noises = [refiner.engine.kernel] * 4, [refiner.engine.noise_std] * 4
-    refiner.engine = PerClassGP(
-        128,
-        48,
-        4,
-        make=lambda kernel, noise: ExactGP(128, 48, 1, kernel=kernel, noise_std=noise),
-        kernels=kernels,
-        noise_stds=noises,
-    )
-    with pytest.raises(NoExpansionError):
-        refiner.head()
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,6 @@
-"""Learning a kernel from labelled rows."""
+"""Choosing a kernel's scales from labelled rows."""
+
+import math
 
 import pytest
 import torch
@@ -9,90 +11,129 @@ import semigpc.gp.scales as module
 from benchmarks.references import kernel_matrix
 from semigpc.gp import NTK, RBF, Clipped, Cosine, Kernel, Laplace
 from semigpc.gp.kernels import squared_distances
-from semigpc.gp.scales import LeaveOneOut, Objective, balanced_rows, learn_kernel, scales_of
+from semigpc.gp.scales import LeaveOneOut, balanced_rows, learn_kernel, scales_of, with_scales
 from tests.gp.streams import clusters
 
-both_objectives = pytest.mark.parametrize("objective", ["marginal", "leave_one_out"])
+KERNELS: list[Kernel] = [
+    RBF(length_scale=0.7, output_scale=1.5),
+    Laplace(length_scale=0.9, output_scale=0.6),
+    Cosine(output_scale=2.0),
+    NTK(output_scale=0.4, bias=0.3),
+]
+every_kernel = pytest.mark.parametrize("kernel", KERNELS, ids=repr)
+NOISE = 0.4
 
 
 @pytest.fixture
 def rows(generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    return clusters(generator, spread=1.0)(60)
+    """(60, 16) with one-hot (60, 4); two rows are the same."""
+    features, targets = clusters(generator, spread=1.0)(60)
+    features[7] = features[3]
+    return features, targets
 
 
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
+# The objective ------------------------------------------------------------------------------------
 
 
-def test_the_marginal_likelihood_finds_the_kernel_that_made_the_targets(
-    generator: torch.Generator,
+def refitted(h: Tensor, y: Tensor, kernel: Kernel) -> Tensor:
+    """The mean at every row from a GP that never saw it."""
+    means = torch.zeros_like(y)
+    for i in range(len(h)):
+        rest = torch.arange(len(h)) != i
+        K = kernel_matrix(h[rest], kernel, NOISE)
+        means[i] = (kernel(h[i : i + 1], h[rest]) @ torch.linalg.solve(K, y[rest])).squeeze()
+    return means
+
+
+@every_kernel
+def test_left_out_means_are_those_of_as_many_refits(
+    kernel: Kernel, rows: tuple[Tensor, Tensor]
 ) -> None:
-    h = torch.rand(150, 2, generator=generator, dtype=torch.float64)
-    truth, noise = RBF(length_scale=0.3, output_scale=2.0), 0.4
-    root = torch.linalg.cholesky(kernel_matrix(h, truth, noise))
-    y = root @ torch.randn(150, 16, generator=generator, dtype=torch.float64)
-    found = learn_kernel(h, y, RBF(length_scale=1.5, output_scale=0.5), 1.0, objective="marginal")
-    (kernel,) = found.kernels
-    assert isinstance(kernel, RBF)
-    assert kernel.length_scale == pytest.approx(0.3, rel=0.1)
-    assert kernel.output_scale == pytest.approx(2.0, rel=0.4)
-    assert found.noise_stds[0] == pytest.approx(0.4, rel=0.1)
+    h, y = rows[0][:30], rows[1][:30]
+    left_out = LeaveOneOut(h, y, kernel)
+    residuals, _ = left_out.residuals(scales_of(kernel, NOISE))
+    expected = refitted(h, y, kernel)
+    torch.testing.assert_close(y - residuals, expected, rtol=0, atol=1e-10)
+    labels = y.argmax(dim=1)
+    own = torch.log_softmax(5 * expected, dim=1)[torch.arange(30), labels]
+    by_class = torch.stack([own[labels == c].mean() for c in range(4)])
+    loss = left_out.loss(residuals, torch.tensor(5.0, dtype=torch.float64).log())
+    torch.testing.assert_close(loss, -by_class.mean(), rtol=0, atol=1e-10)
 
 
-@both_objectives
-@pytest.mark.parametrize("per_class", [False, True])
-@pytest.mark.parametrize(
-    "kernel", [RBF(length_scale=0.1), Laplace(length_scale=0.1), Cosine(), NTK(bias=0.5)], ids=repr
-)
-def test_every_kernel_improves_and_keeps_its_kind(
-    objective: Objective, per_class: bool, kernel: Kernel, rows: tuple[Tensor, Tensor]
+def test_the_output_scale_is_where_the_density_of_the_residuals_is_largest(
+    rows: tuple[Tensor, Tensor],
 ) -> None:
-    found = learn_kernel(
-        *rows, kernel, 2.0, objective=objective, per_class=per_class, iterations=10
+    left_out = LeaveOneOut(*rows, RBF())
+    scales = scales_of(RBF(length_scale=0.7), NOISE)
+    residuals, diagonal = left_out.residuals(scales)
+    eta = float(left_out.output_scale(scales))
+
+    def density(value: float) -> float:
+        normal = torch.distributions.Normal(0.0, (value / diagonal).sqrt().expand(-1, 4))
+        return float(left_out.weights @ normal.log_prob(residuals).sum(dim=1))
+
+    assert density(eta) > max(density(0.98 * eta), density(1.02 * eta))
+
+
+@every_kernel
+def test_gradients_reach_the_scales(kernel: Kernel, rows: tuple[Tensor, Tensor]) -> None:
+    scales = scales_of(kernel, NOISE).requires_grad_()
+    log_lambda = torch.tensor(1.5, dtype=torch.float64, requires_grad=True)
+    left_out = LeaveOneOut(rows[0][:30], rows[1][:30], kernel)
+    assert torch.autograd.gradcheck(
+        lambda x, z: left_out.loss(left_out.residuals(x)[0], z), (scales, log_lambda)
     )
+
+
+def test_a_row_alone_in_its_class_does_not_count(rows: tuple[Tensor, Tensor]) -> None:
+    h, y = rows[0][:5], torch.eye(4, dtype=torch.float64)[[0, 0, 1, 1, 2]]
+    assert LeaveOneOut(h, y, RBF()).weights.tolist() == [0.25] * 4 + [0.0]
+
+
+def test_scales_are_logarithms_there_and_back() -> None:
+    scales = scales_of(RBF(length_scale=0.3, output_scale=2.0), 0.1)
+    assert scales.tolist() == pytest.approx([math.log(0.3), math.log(2.0), math.log(0.1)])
+    torch.testing.assert_close(scales_of(*with_scales(RBF(), scales)), scales)
+    assert with_scales(NTK(bias=0.3), scales)[0] == NTK(bias=0.3, output_scale=math.exp(scales[1]))
+
+
+# Learning -----------------------------------------------------------------------------------------
+
+
+@every_kernel
+def test_every_kernel_improves_and_keeps_its_kind(
+    kernel: Kernel, rows: tuple[Tensor, Tensor]
+) -> None:
+    start, _ = with_scales(kernel, scales_of(kernel, 1.0).clamp_max(math.log(0.1)))
+    found = learn_kernel(*rows, start, 2.0, iterations=10)
     assert found.improved
     assert found.after < found.before
-    assert len(found.kernels) == len(found.noise_stds) == (4 if per_class else 1)
-    assert {type(one) for one in found.kernels} == {type(kernel)}
-    assert len(set(found.noise_stds)) == len(found.noise_stds)
-    if isinstance(kernel, NTK):
-        assert all(isinstance(one, NTK) and one.bias == 0.5 for one in found.kernels)
+    assert type(found.kernel) is type(kernel)
+    if isinstance(found.kernel, NTK):
+        assert found.kernel.bias == 0.3
 
 
 def test_left_out_rows_become_more_probable(rows: tuple[Tensor, Tensor]) -> None:
-    start, scale = (
-        scales_of([RBF(length_scale=0.1)], [1.0]),
-        torch.tensor(6.0, dtype=torch.float64).log(),
-    )
     left_out = LeaveOneOut(*rows, RBF())
+    log_lambda = torch.tensor(6.0, dtype=torch.float64).log()
     found = learn_kernel(*rows, RBF(length_scale=0.1), 1.0, logit_scale=6.0)
-    before, after = (
-        float(left_out.loss(left_out.residuals(scales)[0], scale))
-        for scales in (start, scales_of(found.kernels, found.noise_stds))
-    )
-    assert after < 0.8 * before
+
+    def loss(kernel: Kernel, noise_std: float) -> float:
+        residuals, _ = left_out.residuals(scales_of(kernel, noise_std))
+        return float(left_out.loss(residuals, log_lambda))
+
+    assert loss(found.kernel, found.noise_std) < 0.8 * loss(RBF(length_scale=0.1), 1.0)
 
 
-@both_objectives
-@pytest.mark.parametrize("per_class", [False, True])
-def test_everything_stays_within_its_bounds(
-    objective: Objective, per_class: bool, rows: tuple[Tensor, Tensor]
-) -> None:
+@pytest.mark.parametrize("start", [1e-6, 1e6])
+def test_everything_stays_within_its_bounds(start: float, rows: tuple[Tensor, Tensor]) -> None:
     median = float(squared_distances(rows[0], rows[0]).flatten()[1:].median().sqrt())
-    for length_scale, noise_std in ((1e-6, 1e-6), (1e6, 1e6)):
-        found = learn_kernel(
-            *rows,
-            RBF(length_scale=length_scale),
-            noise_std,
-            objective=objective,
-            per_class=per_class,
-            iterations=5,
-        )
-        for kernel, noise in zip(found.kernels, found.noise_stds, strict=True):
-            assert isinstance(kernel, RBF)
-            assert 0.095 <= kernel.length_scale / median <= 4.2
-            assert 1e-3 <= kernel.output_scale <= 1e3
-            assert 0.199 <= noise / kernel.output_scale**0.5 <= 2.01
+    found = learn_kernel(*rows, RBF(length_scale=start), start, iterations=5)
+    assert isinstance(found.kernel, RBF)
+    assert 0.095 <= found.kernel.length_scale / median <= 4.2
+    assert 1e-3 <= found.kernel.output_scale <= 1e3
+    assert 0.199 <= found.noise_std / found.kernel.output_scale**0.5 <= 2.01
 
 
 def test_the_same_seed_gives_the_same_bits_and_large_classes_give_way(
@@ -104,66 +145,52 @@ def test_the_same_seed_gives_the_same_bits_and_large_classes_give_way(
     assert torch.equal(chosen, chosen.sort().values)
     assert torch.equal(balanced_rows(labels, 200, generator), torch.arange(104))
     assert torch.bincount(labels[balanced_rows(labels, 4, generator)]).tolist() == [2, 2, 2, 1]
-    h = torch.randn(104, 6, generator=generator)
-    answers = [
-        learn_kernel(
-            h,
-            F.one_hot(labels).float(),
-            RBF(length_scale=1.0),
-            0.3,
-            rows=30,
-            iterations=5,
-            generator=seeded(seed),
-        )
-        for seed in (1, 1, 2)
-    ]
-    assert answers[0] == answers[1] != answers[2]
+    h, y = torch.randn(104, 6, generator=generator), F.one_hot(labels).float()
+    seeds = [torch.Generator().manual_seed(seed) for seed in (1, 1, 2)]
+    start = RBF(length_scale=1.0)
+    learned = [learn_kernel(h, y, start, 0.3, rows=30, iterations=5, generator=g) for g in seeds]
+    assert learned[0] == learned[1] != learned[2]
 
 
-def test_what_cannot_be_improved_stays_to_the_bit(rows: tuple[Tensor, Tensor]) -> None:
+def test_a_kernel_that_cannot_be_improved_stays_as_it_is(rows: tuple[Tensor, Tensor]) -> None:
     first = learn_kernel(*rows, RBF(), 0.3)
-    again = learn_kernel(*rows, first.kernels, first.noise_stds)
+    again = learn_kernel(*rows, first.kernel, first.noise_std)
     assert first.improved
     assert not again.improved
-    assert (again.kernels, again.noise_stds) == (first.kernels, first.noise_stds)
+    assert (again.kernel, again.noise_std) == (first.kernel, first.noise_std)
     assert again.after == again.before
 
 
-def test_a_search_that_breaks_down_changes_nothing(
-    rows: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_search_that_fails_changes_nothing(
+    broken: bool, rows: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(*_: object) -> Tensor:
-        raise module.LinAlgError("not positive definite")
+    nan = torch.tensor(torch.nan, dtype=torch.float64, requires_grad=True)
 
-    monkeypatch.setattr(module._Search, "value", broken)
+    def value(*_: object) -> Tensor:
+        if broken:
+            raise module.LinAlgError("not positive definite")
+        return nan * 1
+
+    monkeypatch.setattr(module._Search, "value", value)
     found = learn_kernel(*rows, RBF(length_scale=0.5), 0.3)
-    assert (found.kernels, found.noise_stds, found.improved) == (
-        (RBF(length_scale=0.5),),
-        (0.3,),
-        False,
-    )
-
-
-def test_a_result_that_is_not_finite_is_not_taken(
-    rows: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    nothing = torch.tensor(torch.nan, dtype=torch.float64, requires_grad=True)
-    monkeypatch.setattr(module._Search, "value", lambda *_: nothing * 1)
-    assert learn_kernel(*rows, RBF(length_scale=0.5), 0.3).kernels == (RBF(length_scale=0.5),)
+    assert (found.kernel, found.noise_std, found.improved) == (RBF(length_scale=0.5), 0.3, False)
 
 
 def test_learning_leaves_the_callers_gradients_and_precision_alone(
     rows: tuple[Tensor, Tensor],
 ) -> None:
     features = rows[0].float().requires_grad_()
+    start = RBF(length_scale=0.1)
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
-        found = learn_kernel(features, rows[1].float(), RBF(length_scale=0.1), 0.3, iterations=5)
+        found = learn_kernel(features, rows[1].float(), start, 0.3, iterations=5)
     assert features.grad is None
-    plain = learn_kernel(rows[0].float(), rows[1].float(), RBF(length_scale=0.1), 0.3, iterations=5)
-    assert found == plain
+    assert found == learn_kernel(rows[0].float(), rows[1].float(), start, 0.3, iterations=5)
 
 
-def test_what_cannot_be_learned_is_refused(rows: tuple[Tensor, Tensor]) -> None:
+def test_rows_and_kernels_that_cannot_be_learned_from_are_rejected(
+    rows: tuple[Tensor, Tensor],
+) -> None:
     with pytest.raises(TypeError, match="to be learned; got Clipped"):
         learn_kernel(*rows, Clipped(RBF(), 0.1), 0.3)
     with pytest.raises(ValueError, match="every class has a single row"):

@@ -170,7 +170,7 @@ def test_semigpc_has_the_defaults_of_the_spec(name: str) -> None:
     gp = experiment_on(name, algorithm="fixmatch").refiner
     assert (gp.buffer_size, gp.role, gp.site, gp.blend) == (16_300, "refine", "semantic", 1.0)
     assert (gp.feature, gp.l2norm, gp.push) == ("backbone", True, "after")
-    assert (gp.output_scale, gp.kernel_clip, gp.class_prior) == (1.0, 0.0, "none")
+    assert (gp.kernel_clip, gp.class_prior) == (0.0, "none")
     assert gp.length_scale != "auto", "the paper's experiments do not tune"
     assert gp.noise_std**2 == pytest.approx(0.1)
     assert (gp.warmup_steps, gp.eval_head, gp.engine) == (1024, "linear", AutoOptions())

@@ -10,7 +10,6 @@ from semigpc.refiners import (
     REFINERS,
     EnsembleOptions,
     ExactOptions,
-    LowRankOptions,
     MatrixFreeOptions,
     auto_logit_scale,
 )
@@ -19,7 +18,6 @@ from semigpc.types import Batch, ModelOutput
 CLASSES, WIDTH = 3, 8
 ENGINES_OF_24 = {
     "exact": ExactOptions(),
-    "lowrank": LowRankOptions(rank=24, dtype="float64"),
     "ensemble": EnsembleOptions(members=2),
     "matrix_free": MatrixFreeOptions(rank=24, dtype="float64"),
 }  # every engine, for a buffer of 24 rows

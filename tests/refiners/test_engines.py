@@ -7,14 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from semigpc.gp import EnsembleGP, ExactGP, LowRankGP, MatrixFreeGP
+from semigpc.gp import EnsembleGP, ExactGP, MatrixFreeGP
 from semigpc.refiners import (
     AutoOptions,
     EnsembleOptions,
     ExactOptions,
     GaussianProcessRefiner,
     GPConfig,
-    LowRankOptions,
     MatrixFreeOptions,
 )
 from semigpc.refiners.engines import ENGINES, EngineOptions, build_engine, choose_engine
@@ -25,7 +24,6 @@ from tests.refiners.outputs import ENGINES_OF_24, make, points, said, show
     ("options", "kind"),
     [
         (ExactOptions(), ExactGP),
-        (LowRankOptions(rank=40, dtype="float64"), LowRankGP),
         (EnsembleOptions(members=1), EnsembleGP),
         (MatrixFreeOptions(tolerance=1e-9, dtype="float64"), MatrixFreeGP),
     ],
@@ -43,10 +41,6 @@ def test_an_engine_that_approximates_nothing_answers_as_the_exact_one(
         for refiner in (exact, other):
             show(refiner, features, labels)
     queries = said(points(10, generator)[0])
-    if isinstance(options, LowRankOptions):
-        other.engine.reanchor(
-            other.engine.kernel, other.engine.noise_std
-        )  # landmarks at all rows, as they are now
     torch.testing.assert_close(other.logits(queries), exact.logits(queries), rtol=0, atol=1e-6)
     torch.testing.assert_close(
         other.engine.variance(queries.features),
@@ -76,46 +70,41 @@ def test_a_name_stands_for_the_default_options(name: str) -> None:
     assert GPConfig().engine == AutoOptions()
 
 
-@pytest.mark.parametrize(
-    ("engine", "kind"), [("lowrank", "LowRankGP"), ("matrix_free", "MatrixFreeGP")]
-)
 def test_by_default_there_are_1024_landmarks_or_as_many_as_slots(
-    engine: str, kind: str, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(f"semigpc.refiners.engines.{kind}", lambda *_sizes, rank, **_others: rank)
+    monkeypatch.setattr(
+        "semigpc.refiners.engines.MatrixFreeGP", lambda *_sizes, rank, **_others: rank
+    )
     ranks: list[Any] = [
-        build_engine(GPConfig(engine=engine, buffer_size=size), 3, 2) for size in (40, 2000)
+        build_engine(GPConfig(engine="matrix_free", buffer_size=size), 3, 2) for size in (40, 2000)
     ]
     assert ranks == [40, 1024]
 
 
-def test_auto_is_exact_where_its_matrices_fit_and_low_rank_beyond(
+def test_auto_is_exact_where_its_matrices_fit_and_an_ensemble_beyond(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("semigpc.gp.exact._memory", lambda _device: 8 * 2**30)
-    config = GPConfig(engine=AutoOptions(rank=64, landmark_steps=5, dtype="float64"))
-    lowrank = LowRankOptions(rank=64, landmark_steps=5, dtype="float64")
+    config = GPConfig(engine=AutoOptions(members=7, combine="mean"))
+    ensemble = EnsembleOptions(members=7, combine="mean")
     assert choose_engine(config) == (
         ExactOptions(),
         "the inverse of K for 16300 rows takes 1014 MiB of 8192",
     )
     assert choose_engine(replace(config, buffer_size=80_000)) == (
-        lowrank,
+        ensemble,
         "80000 rows are more than 32768",
     )
+    large = choose_engine(replace(config, buffer_size=300_000)).options
+    assert large == EnsembleOptions(members=84, combine="mean"), "7 would take 48 GiB of 8"
     monkeypatch.setattr("semigpc.gp.exact._memory", lambda _device: 2**30)
     assert choose_engine(config) == (
-        lowrank,
+        ensemble,
         "the inverse of K for 16300 rows takes 1014 MiB of 1024",
     )
     assert choose_engine(replace(config, buffer_size=4000)).name == "exact"
     assert choose_engine(replace(config, kernel_clip=0.1)).name == "exact"
-    assert (
-        choose_engine(
-            replace(config, buffer_size=400, learn="marginal", learn_per_class=True)
-        ).options
-        == lowrank
-    )
 
 
 @pytest.fixture
@@ -132,43 +121,39 @@ def test_auto_decides_by_the_memory_of_the_device_it_is_built_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert choose_engine(GPConfig(), "cpu").name == "exact"
-    assert choose_engine(GPConfig(), "cuda:1").name == "lowrank"
+    assert choose_engine(GPConfig(), "cuda:1").name == "ensemble"
     monkeypatch.setattr(
-        "semigpc.refiners.engines.LowRankGP", lambda *_sizes, device, **_others: device
+        "semigpc.refiners.engines.EnsembleGP", lambda *_sizes, make, **_others: make
     )
     built: Any = build_engine(GPConfig(), 3, 2, device="cuda:1")
-    assert built == "cuda:1", "no such device is needed to see that it arrives"
+    assert built.keywords["device"] == "cuda:1", "no such device is needed to see that it arrives"
 
 
 def test_the_buffer_of_an_evaluation_has_the_engine_of_the_training_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("semigpc.gp.exact._memory", lambda _device: 0)
-    refiner = GaussianProcessRefiner(
-        GPConfig(engine=AutoOptions(rank=12, dtype="float64"), buffer_size=24), 3, 2
-    )
+    monkeypatch.setattr("semigpc.gp.exact._memory", lambda _device: 2**10)
+    refiner = GaussianProcessRefiner(GPConfig(engine=AutoOptions(members=6), buffer_size=24), 3, 2)
     monkeypatch.setattr("semigpc.gp.exact._memory", lambda _device: 2**36)
     copy = refiner.empty_copy()
-    assert isinstance(copy.engine, LowRankGP)
-    assert (copy.engine.rank, copy.engine.dtype, copy.choice.options) == (
-        12,
-        torch.float64,
-        refiner.choice.options,
-    )
+    assert isinstance(copy.engine, EnsembleGP)
+    assert (copy.engine.n_members, copy.choice.options) == (6, refiner.choice.options)
 
 
-def test_it_says_which_engine_it_takes(caplog: pytest.LogCaptureFixture) -> None:
+def test_it_says_which_engine_it_takes(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("semigpc.gp.exact.EXACT_ROWS", 500)
     with caplog.at_level(logging.INFO, logger="semigpc.refiners.engines"):
-        engine = build_engine(GPConfig(buffer_size=40_000, engine=AutoOptions(rank=64)), 3, 2)
-    assert isinstance(engine, LowRankGP)
-    assert caplog.messages == ["engine lowrank: 40000 rows are more than 32768"]
+        engine = build_engine(GPConfig(buffer_size=600), 3, 2)
+    assert isinstance(engine, EnsembleGP)
+    assert caplog.messages == ["engine ensemble: 600 rows are more than 500"]
 
 
 @pytest.mark.parametrize(
     ("kind", "options", "message"),
     [
-        (LowRankOptions, {"rank": 0}, "rank must be at least 1; got 0"),
-        (AutoOptions, {"landmark_steps": -1}, "landmark_steps must not be negative; got -1"),
+        (AutoOptions, {"members": 0}, "members must be at least 1; got 0"),
         (EnsembleOptions, {"members": 0}, "members must be at least 1; got 0"),
         (MatrixFreeOptions, {"rank": -2}, "rank must be at least 1; got -2"),
         (MatrixFreeOptions, {"tolerance": 0.0}, "tolerance must lie between 0 and 1; got 0"),
@@ -185,12 +170,8 @@ def test_options_of_an_engine_are_checked_where_they_are_given(
     ("options", "message"),
     [
         (
-            {"engine": LowRankOptions(rank=41)},
-            r"engine\.rank must not be larger than buffer_size.*; got 41 > 40",
-        ),
-        (
-            {"engine": AutoOptions(rank=41)},
-            r"engine\.rank must not be larger than buffer_size.*; got 41 > 40",
+            {"engine": AutoOptions(members=41)},
+            r"engine\.members must not be more than buffer_size; got 41 > 40",
         ),
         (
             {"engine": MatrixFreeOptions(rank=41)},
@@ -202,15 +183,15 @@ def test_options_of_an_engine_are_checked_where_they_are_given(
         ),
         (
             {"engine": "low"},
-            "engine must be one of auto, exact, lowrank, ensemble, matrix_free, or options of one; got 'low'",
+            "engine must be one of auto, exact, ensemble, matrix_free, or options of one; got 'low'",
         ),
-        ({"engine": LowRankOptions}, "engine must be one of auto"),
+        ({"engine": EnsembleOptions}, "engine must be one of auto"),
         (
-            {"engine": "lowrank", "kernel_clip": 0.1},
-            "kernel_clip may make K indefinite, which engine='lowrank' cannot work with",
+            {"engine": "ensemble", "kernel_clip": 0.1},
+            "kernel_clip may make K indefinite, which engine='ensemble' cannot work with",
         ),
         (
-            {"engine": "lowrank", "role": "classifier", "exclude_same_index": True},
+            {"engine": "ensemble", "role": "classifier", "exclude_same_index": True},
             "exclude_same_index needs engine='exact'",
         ),
     ],
@@ -220,10 +201,10 @@ def test_what_cannot_work_is_refused(options: dict[str, Any], message: str) -> N
         GPConfig(buffer_size=40, **options)
 
 
-def test_copies_cannot_be_left_out_of_a_buffer_that_only_landmarks_carry() -> None:
+def test_copies_cannot_be_left_out_of_a_buffer_that_members_share() -> None:
     config = GPConfig(role="classifier", exclude_same_index=True, buffer_size=40_000)
     with pytest.raises(
         ValueError,
-        match=r"exclude_same_index needs the exact engine; got engine='lowrank' \(40000 rows",
+        match=r"exclude_same_index needs the exact engine; got engine='ensemble' \(40000 rows",
     ):
         build_engine(config, 3, 2)

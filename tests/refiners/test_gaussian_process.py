@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from semigpc.gp import NotPositiveDefiniteError
-from semigpc.refiners import GPConfig, LowRankOptions, auto_logit_scale
+from semigpc.refiners import GPConfig, MatrixFreeOptions, auto_logit_scale
 from tests.refiners.outputs import CLASSES, WIDTH, make, points, said, show, unit
 
 
@@ -231,7 +231,7 @@ def test_casting_the_algorithm_leaves_the_engine_as_it_is(
 ) -> None:
     features, labels = points(10, generator)
     auto: dict[str, Any] = {"length_scale": "auto", "logit_scale": "auto"}
-    cast, plain = (make("gp", engine=LowRankOptions(dtype=dtype), **auto) for _ in range(2))
+    cast, plain = (make("gp", engine=MatrixFreeOptions(dtype=dtype), **auto) for _ in range(2))
     for refiner in (cast, plain):
         show(refiner, features, labels)
     cast.to(torch.float16)
@@ -266,7 +266,6 @@ def test_switches_that_contradict_each_other_are_refused(
     [
         {"noise_std": 0.0},
         {"length_scale": 0.0},
-        {"output_scale": -1.0},
         {"buffer_size": 0},
         {"buffer_size": 2, "balanced": True},
     ],
@@ -279,7 +278,7 @@ def test_a_gp_that_cannot_be_is_refused_when_it_is_made(options: dict[str, Any])
 def test_the_defaults_are_those_of_the_method() -> None:
     config = GPConfig()
     assert config.buffer_size == 16300
-    assert config.noise_std**2 / config.output_scale == pytest.approx(0.1)
+    assert config.noise_std**2 == pytest.approx(0.1)
     assert (config.length_scale, config.logit_scale) == ("auto", "auto")
     assert config.starting_scales(10) == {
         "length_scale": 0.1**0.5,

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from semigpc.gp import NTK, RBF, ExactGP, NotPositiveDefiniteError, PerClassGP
-from semigpc.refiners import AutoOptions, GPConfig
+from semigpc.gp import NTK, RBF, ExactGP, NotPositiveDefiniteError
+from semigpc.refiners import GPConfig
 from tests.refiners.outputs import CLASSES, ENGINES_OF_24, WIDTH, make, points, said, show
 
 BADLY: dict[str, Any] = {
@@ -22,24 +22,12 @@ def train(refiner: Any, generator: torch.Generator, steps: int) -> None:
         show(refiner, *points(5, generator))
 
 
-def per_class(**options: Any) -> Any:
-    return make(
-        "gp",
-        **BADLY,
-        learn="leave_one_out",
-        learn_per_class=True,
-        engine=AutoOptions(rank=24, dtype="float64"),
-        **options,
-    )
-
-
 def length_scale(refiner: Any) -> float:
     return float(refiner.engine.kernel.length_scale)
 
 
-@pytest.mark.parametrize("learn", ["marginal", "leave_one_out"])
-def test_a_kernel_is_learned_every_so_many_steps(learn: str, generator: torch.Generator) -> None:
-    refiner = make("gp", **BADLY, learn=learn, learn_steps=4)
+def test_a_kernel_is_learned_every_so_many_steps(generator: torch.Generator) -> None:
+    refiner = make("gp", **BADLY, learn="leave_one_out", learn_steps=4)
     seen = []
     for _ in range(9):
         train(refiner, generator, 1)
@@ -125,9 +113,7 @@ def test_nothing_is_learned_from_too_few_rows(generator: torch.Generator) -> Non
     assert other.engine.kernel == RBF(length_scale=0.05)
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"balanced": True}, {"learn_per_class": True, "engine": AutoOptions(rank=24)}]
-)
+@pytest.mark.parametrize("options", [{}, {"balanced": True}])
 def test_a_resumed_run_goes_on_to_the_same_bits(
     options: dict[str, Any], generator: torch.Generator
 ) -> None:
@@ -161,24 +147,12 @@ def test_a_state_from_before_anything_was_learned_brings_the_configured_kernel_b
 
 
 def test_an_empty_copy_has_what_was_learned(generator: torch.Generator) -> None:
-    for refiner in (make("gp", **BADLY, learn="marginal", learn_steps=4), per_class(learn_steps=4)):
-        train(refiner, generator, 4)
-        other = refiner.empty_copy()
-        assert other.learned == refiner.learned
-        assert other.engine.kernel == refiner.engine.kernel
-        assert len(other.engine) == 0
-
-
-def test_a_kernel_a_class_is_carried_by_an_engine_a_class(generator: torch.Generator) -> None:
-    refiner = per_class(learn_steps=4)
-    train(refiner, generator, 6)
-    assert isinstance(refiner.engine, PerClassGP)
-    lengths = refiner.learned["length_scale"]
-    assert len(set(lengths)) == CLASSES
-    assert [
-        getattr(kernel, "length_scale", None) for kernel in refiner.engine.kernels
-    ] == pytest.approx(lengths)
-    assert refiner.logits(said(points(6, generator)[0])).shape == (6, CLASSES)
+    refiner = make("gp", **BADLY, learn="leave_one_out", learn_steps=4)
+    train(refiner, generator, 4)
+    other = refiner.empty_copy()
+    assert other.learned == refiner.learned
+    assert other.engine.kernel == refiner.engine.kernel
+    assert len(other.engine) == 0
 
 
 def test_a_kernel_without_a_length_learns_its_noise(generator: torch.Generator) -> None:
@@ -223,9 +197,7 @@ def test_a_kernel_that_the_engine_refuses_is_tried_with_more_noise(
 def test_what_another_kind_of_run_learned_is_refused(scales: Tensor) -> None:
     refiner = make("gp", **BADLY, learn="leave_one_out")
     state = refiner.state_dict() | {"learner.log_scales": scales}
-    with pytest.raises(
-        ValueError, match=r"learned scales must be finite and have shape \(1, 3\).*learn_per_class"
-    ):
+    with pytest.raises(ValueError, match=r"learned scales must be finite and have shape \(1, 3\)"):
         refiner.load_state_dict(state)
 
 
@@ -234,16 +206,8 @@ def test_what_another_kind_of_run_learned_is_refused(scales: Tensor) -> None:
     [
         ({"learn_steps": 0}, "learn_steps must be at least 1; got 0"),
         (
-            {"learn": "marginal", "kernel_clip": 0.1},
+            {"learn": "leave_one_out", "kernel_clip": 0.1},
             "a clipped kernel may have none.*Leave kernel_clip at 0, got 0.1",
-        ),
-        (
-            {"learn_per_class": True},
-            "learn_per_class needs learn='marginal' or 'leave_one_out'.*got learn='never'",
-        ),
-        (
-            {"learn_per_class": True, "learn": "marginal", "engine": "exact"},
-            "got learn='marginal' and engine='exact'",
         ),
     ],
 )

@@ -53,7 +53,7 @@ def test_the_gp_tends_to_it_as_the_noise_grows(
     features, labels = points(20, generator)
     queries = said(points(10, generator)[0])
     ratio = 1e-9  # eta / sigma^2
-    gp = make("gp", length_scale=length_scale, output_scale=ratio, noise_std=1.0, logit_scale=1.0)
+    gp = make("gp", length_scale=length_scale, noise_std=ratio**-0.5, logit_scale=1.0)
     votes = make("similarity", temperature=length_scale**2).double()
     for refiner in (gp, votes):
         show(refiner, features, labels)

@@ -195,7 +195,6 @@ def test_a_small_change_of_l_is_not_worth_a_rebuild(generator: torch.Generator) 
         ({"length_scale": 0.4}, {"logit_scale"}),
         ({"logit_scale": 5.0}, {"length_scale"}),
         ({"kernel": "cosine"}, {"logit_scale"}),
-        ({"learn": "marginal", "learn_steps": 1000}, {"logit_scale"}),
         ({"learn": "leave_one_out", "learn_steps": 1000}, {"logit_scale"}),
         ({"role": "classifier"}, set()),
     ],
@@ -251,8 +250,8 @@ def test_a_tuned_refiner_answers_as_one_that_always_had_these_scales(
     [
         {},
         {"balanced": True},
-        {"learn": "marginal", "learn_steps": 9},
-        {"engine": ENGINES_OF_24["lowrank"]},
+        {"learn": "leave_one_out", "learn_steps": 9},
+        {"engine": ENGINES_OF_24["ensemble"]},
     ],
     ids=str,
 )

@@ -95,7 +95,7 @@ class Copier(Listener):
             shutil.copytree(self.run, self.run.with_name("killed"))
 
 
-@pytest.mark.parametrize("engine", ["exact", "lowrank"])
+@pytest.mark.parametrize("engine", ["exact", "ensemble"])
 def test_a_run_whose_scales_change_on_both_sides_of_the_break_ends_the_same(
     engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,13 +9,13 @@ from semigpc.refiners import (
     EnsembleOptions,
     ExactOptions,
     GPConfig,
-    LowRankOptions,
     MatrixFreeOptions,
 )
 from semigpc.refiners.engines import ENGINES, EngineOptions
 from semigpc.training import Experiment, TrainConfig
 from semigpc.training.experiment import override_all
 from semigpc.training.presets import digits
+from semigpc.training.settings import REMOVED_SETTINGS
 
 
 def test_an_experiment_survives_json() -> None:
@@ -24,7 +24,7 @@ def test_an_experiment_survives_json() -> None:
 
 
 @pytest.mark.parametrize(
-    "engine", [*(kind() for kind in ENGINES.values()), LowRankOptions(rank=9, dtype="float64")]
+    "engine", [*(kind() for kind in ENGINES.values()), MatrixFreeOptions(rank=9, dtype="float64")]
 )
 def test_an_engine_survives_json_with_its_options(engine: EngineOptions) -> None:
     experiment = Experiment(refiner=GPConfig(engine=engine))
@@ -58,12 +58,12 @@ def test_settings_reach_the_part_they_name(assignment: str, value: object) -> No
     ("settings", "options"),
     [
         (["refiner.engine=exact"], ExactOptions()),
-        (["refiner.engine.rank=64"], AutoOptions(rank=64)),
-        (["refiner.engine=lowrank", "refiner.engine.rank=64"], LowRankOptions(rank=64)),
-        (["refiner.engine.rank=64", "refiner.engine=lowrank"], LowRankOptions(rank=64)),
+        (["refiner.engine.members=8"], AutoOptions(members=8)),
+        (["refiner.engine=matrix_free", "refiner.engine.rank=64"], MatrixFreeOptions(rank=64)),
+        (["refiner.engine.rank=64", "refiner.engine=matrix_free"], MatrixFreeOptions(rank=64)),
         (
-            ['refiner.engine="lowrank"', "refiner.engine.dtype=float64"],
-            LowRankOptions(dtype="float64"),
+            ['refiner.engine="matrix_free"', "refiner.engine.dtype=float64"],
+            MatrixFreeOptions(dtype="float64"),
         ),
         (["refiner.engine.name=ensemble", "refiner.engine.members=3"], EnsembleOptions(members=3)),
         (["refiner.engine=ensemble", "refiner.engine=matrix_free"], MatrixFreeOptions()),
@@ -76,18 +76,18 @@ def test_an_engine_is_chosen_by_name_and_its_options_are_set_in_any_order(
 
 
 def test_choosing_the_engine_that_there_is_keeps_its_options() -> None:
-    experiment = digits().override(["refiner.engine=lowrank", "refiner.engine.rank=64"])
+    experiment = digits().override(["refiner.engine=matrix_free", "refiner.engine.rank=64"])
     assert experiment.override(
-        ["refiner.engine=lowrank", "seed=3"]
-    ).refiner.engine == LowRankOptions(rank=64)
+        ["refiner.engine=matrix_free", "seed=3"]
+    ).refiner.engine == MatrixFreeOptions(rank=64)
     assert experiment.override(["refiner.engine=auto"]).refiner.engine == AutoOptions()
 
 
 def test_settings_of_an_engine_concern_the_experiments_with_a_gp() -> None:
     changed = override_all(
-        [digits(), digits(refiner="none")], ["refiner.engine=lowrank", "refiner.engine.rank=64"]
+        [digits(), digits(refiner="none")], ["refiner.engine=matrix_free", "refiner.engine.rank=64"]
     )
-    assert changed[0].refiner.engine == LowRankOptions(rank=64)
+    assert changed[0].refiner.engine == MatrixFreeOptions(rank=64)
     assert changed[1] == digits(refiner="none")
 
 
@@ -127,23 +127,26 @@ def test_later_settings_win() -> None:
             r"algorithm\.rotation_weight belongs to algorithm=remixmatch; the run has algorithm=",
         ),
         (
-            "refiner.engine=lowrnk",
-            r"unknown refiner\.engine 'lowrnk'; did you mean 'lowrank'\? Known: auto, ensemble, exact",
+            "refiner.engine=matrixfree",
+            r"unknown refiner\.engine 'matrixfree'; did you mean 'matrix_free'\? Known: auto",
         ),
         ("refiner.engine=5", r"unknown refiner\.engine '5'"),
         (
-            "refiner.engine.members=3",
-            r"refiner\.engine\.members belongs to engine=ensemble; the run has engine=auto\.",
+            "refiner.engine.rank=3",
+            r"refiner\.engine\.rank belongs to engine=matrix_free; the run has engine=auto\.",
         ),
         (
-            "refiner.engine.rnk=3",
-            r"unknown setting 'refiner\.engine\.rnk'; did you mean 'refiner\.engine\.rank'\?",
+            "refiner.engine.membres=3",
+            r"unknown setting 'refiner\.engine\.membres'; did you mean 'refiner\.engine\.members'\?",
         ),
-        ("refiner.engine.rank=many", r'refiner\.engine\.rank must be a valid integer; got "many"'),
-        ("refiner.engine.rank=0", r"refiner\.engine: rank must be at least 1; got 0"),
         (
-            "refiner.engine.rank.x=0",
-            r"unknown setting 'refiner\.engine\.rank\.x'; did you mean 'refiner\.engine\.rank'\?",
+            "refiner.engine.members=many",
+            r'refiner\.engine\.members must be a valid integer; got "many"',
+        ),
+        ("refiner.engine.members=0", r"refiner\.engine: members must be at least 1; got 0"),
+        (
+            "refiner.engine.members.x=0",
+            r"unknown setting 'refiner\.engine\.members\.x'; did you mean",
         ),
         (
             "refiner.rank=64",
@@ -159,6 +162,20 @@ def test_later_settings_win() -> None:
 def test_a_wrong_setting_is_answered_with_the_right_one(assignment: str, message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         digits().override([assignment])
+
+
+@pytest.mark.parametrize("setting", REMOVED_SETTINGS)
+def test_a_removed_setting_is_answered_with_its_successor(setting: str) -> None:
+    assignment = setting if "=" in setting else f"{setting}=1"
+    with pytest.raises(SettingsError) as raised:
+        digits().override([assignment])
+    assert REMOVED_SETTINGS[setting] in str(raised.value)
+
+
+def test_a_config_file_with_a_removed_setting_is_answered_too() -> None:
+    plain = digits().to_plain()
+    with pytest.raises(SettingsError, match=r"refiner\.output_scale was removed; .*noise_std"):
+        Experiment.from_plain(plain | {"refiner": plain["refiner"] | {"output_scale": 1.0}})
 
 
 @pytest.mark.parametrize(
@@ -229,26 +246,26 @@ def test_a_config_file_that_was_edited_is_refused(key: str, value: object, messa
     ("engine", "message"),
     [
         (
-            "lowrank",
-            r"refiner\.engine must be a group of settings, of which one is its name; got 'lowrank'",
+            "ensemble",
+            r"refiner\.engine must be a group of settings, of which one is its name; got 'ensemble'",
         ),
         (None, r"refiner\.engine must be a group of settings, of which one is its name; got None"),
         ({"rank": 3}, r"refiner\.engine must be a group of settings, of which one is its name"),
         (
-            {"name": ["lowrank"]},
+            {"name": ["ensemble"]},
             r"refiner\.engine must be a group of settings, of which one is its name",
         ),
         ({"name": "exakt"}, r"unknown refiner\.engine 'exakt'; did you mean 'exact'\?"),
         (
             {"name": "exact", "rank": 3},
-            r"refiner\.engine\.rank belongs to engine=auto or lowrank or matrix_free; the run has",
+            r"refiner\.engine\.rank belongs to engine=matrix_free; the run has",
         ),
         (
-            {"name": "lowrank", "rank": "x"},
+            {"name": "matrix_free", "rank": "x"},
             r'refiner\.engine\.rank must be a valid integer; got "x"',
         ),
         (
-            {"name": "lowrank", "dtype": "half"},
+            {"name": "matrix_free", "dtype": "half"},
             r"refiner\.engine\.dtype must be 'float32' or 'float64'; got \"half\"",
         ),
         (

@@ -23,8 +23,8 @@ from semigpc.types import Clock
 from tests.pretend_device import Copy, PretendDevice
 from tests.training.small_runs import small_run
 
-BUDGET = {"exact": 6, "lowrank": 8, "ensemble": 8}
-COPIES = {"exact": 4, "lowrank": 5, "ensemble": 7}  # in a step that chooses no landmarks
+BUDGET = {"exact": 6, "ensemble": 8}
+COPIES = {"exact": 4, "ensemble": 7}
 SMALL_BYTES = 1024
 ROWS, BATCH, COUNTED = (
     256,

@@ -235,7 +235,7 @@ def _insist(largest: dict[str, float]) -> None:
     if not largest[worst] <= TOLERANCE:
         raise DifferenceError(
             f"what was written differs from the run by {largest[worst]:.2g} in {worst}, and {TOLERANCE:g} is allowed; "
-            "it was removed. Try the other --format, or --head linear; if only the GP differs and its engine is lowrank or "
+            "it was removed. Try the other --format, or --head linear; if only the GP differs and its engine is "
             "matrix_free, train with --set refiner.engine.dtype=float64."
         )
 

@@ -3,13 +3,11 @@
 from semigpc.gp.conjugate_gradients import NotConvergedError
 from semigpc.gp.engine import Engine, Expansion, NoExpansionError, NotPositiveDefiniteError
 from semigpc.gp.ensemble import EnsembleGP, spread_out
-from semigpc.gp.exact import ExactGP, Health, LeftOut, exact_fits
+from semigpc.gp.exact import ExactGP, Health, LeftOut, exact_fits, members_needed
 from semigpc.gp.head import KernelHead
 from semigpc.gp.kernels import KERNELS, NTK, RBF, Clipped, Cosine, Kernel, Laplace
 from semigpc.gp.landmarks import LandmarkFeatures, choose_landmarks
-from semigpc.gp.lowrank import Gap, LowRankGP, LowRankHealth
 from semigpc.gp.matrix_free import IterativeHealth, MatrixFreeGP
-from semigpc.gp.per_class import PerClassGP
 from semigpc.gp.scales import Learned, learn_kernel
 
 __all__ = [
@@ -22,7 +20,6 @@ __all__ = [
     "EnsembleGP",
     "ExactGP",
     "Expansion",
-    "Gap",
     "Health",
     "IterativeHealth",
     "Kernel",
@@ -31,15 +28,13 @@ __all__ = [
     "Laplace",
     "Learned",
     "LeftOut",
-    "LowRankGP",
-    "LowRankHealth",
     "MatrixFreeGP",
     "NoExpansionError",
     "NotConvergedError",
     "NotPositiveDefiniteError",
-    "PerClassGP",
     "choose_landmarks",
     "exact_fits",
     "learn_kernel",
+    "members_needed",
     "spread_out",
 ]

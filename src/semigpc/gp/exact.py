@@ -1,6 +1,7 @@
 """The exact engine: a Gaussian process over a buffer whose rows change at every step."""
 
 import logging
+import math
 import os
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -54,6 +55,15 @@ def exact_fits(rows: int, device: torch.device | str | None = None, *, matrices:
     )
     reason = f"{what} {needed / 2**20:.0f} MiB of {memory / 2**20:.0f}"
     return Fit(needed <= memory_budget(device), reason)
+
+
+def members_needed(rows: int, device: torch.device | str | None = None) -> int:
+    """Return how many exact engines must share so many rows to fit into memory, at least 1.
+
+    M engines of N / M rows take 4 N^2 / M bytes together, and each holds at most EXACT_ROWS.
+    """
+    by_memory = 4 * rows**2 / memory_budget(device)
+    return max(1, math.ceil(max(by_memory, rows / EXACT_ROWS)))
 
 
 def memory_budget(device: torch.device | str | None = None) -> float:

@@ -199,7 +199,6 @@ def paper_refiner(name: str, suite: Suite, *, balanced: bool) -> Any:
         return replace(
             config,
             length_scale=suite.similarity**0.5,
-            output_scale=1.0,
             noise_std=0.1**0.5,
             logit_scale=auto_logit_scale(suite.n_classes),
             class_prior="none",

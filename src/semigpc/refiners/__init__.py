@@ -16,7 +16,6 @@ from semigpc.refiners.engines import (
     EnsembleOptions,
     ExactOptions,
     GPConfig,
-    LowRankOptions,
     MatrixFreeOptions,
 )
 from semigpc.refiners.gaussian_process import GaussianProcessRefiner
@@ -46,7 +45,6 @@ __all__ = [
     "ExactOptions",
     "GPConfig",
     "GaussianProcessRefiner",
-    "LowRankOptions",
     "MatrixFreeOptions",
     "NoRefiner",
     "NoRefinerConfig",

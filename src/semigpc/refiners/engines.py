@@ -17,10 +17,9 @@ from semigpc.gp import (
     EnsembleGP,
     ExactGP,
     Kernel,
-    LowRankGP,
     MatrixFreeGP,
-    PerClassGP,
     exact_fits,
+    members_needed,
     spread_out,
 )
 from semigpc.gp.certainty import auto_logit_scale
@@ -29,7 +28,7 @@ from semigpc.refiners.base import PlacementConfig
 
 logger = logging.getLogger(__name__)
 
-RANK = 1024  # landmarks by default
+RANK = 1024  # landmarks of the preconditioner by default
 START_LENGTH = 0.1**0.5  # l, until the features of a run have been seen
 
 Confidence = Literal[
@@ -84,71 +83,6 @@ class ExactOptions(EngineOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LowRankOptions(EngineOptions):
-    """The low-rank engine works on landmarks, at O(B rank^2) per step for any N.
-
-    Args:
-        rank: landmarks; 1024, or as many as there are slots.
-        landmark_steps: steps after which landmarks are chosen anew, as the network moves its
-            features; 0 for one turnover of the buffer. They are also chosen anew when new rows are
-            badly covered.
-        dtype: of the stored rows.
-    """
-
-    name: ClassVar[str] = "lowrank"
-    rank: int | None = None
-    landmark_steps: int = 0
-    dtype: Literal["float32", "float64"] = "float32"
-
-    def __post_init__(self) -> None:
-        _check_rank(self.rank)
-        if self.landmark_steps < 0:
-            raise ValueError(f"landmark_steps must not be negative; got {self.landmark_steps}.")
-
-    def check(self, buffer_size: int) -> None:
-        """There are no more landmarks than slots."""
-        _check_landmarks(self.rank, buffer_size)
-
-    def build(self, capacity: int, n_features: int, n_classes: int, **common: Any) -> Engine:
-        """A :class:`LowRankGP`."""
-        return LowRankGP(
-            capacity,
-            n_features,
-            n_classes,
-            rank=self.rank or min(RANK, capacity),
-            landmark_steps=self.landmark_steps,
-            dtype=getattr(torch, self.dtype),
-            **common,
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class AutoOptions(LowRankOptions):
-    """The exact engine where its matrices fit into the device's memory, and beyond the low-rank one
-    with these options.
-    """
-
-    name: ClassVar[str] = "auto"
-
-    def choose(self, config: "GPConfig", device: Device) -> Choice:
-        """By the rest of the config where that needs one of the two, and else by the device's
-        memory.
-        """
-        exact = ExactOptions()
-        lowrank = LowRankOptions(
-            rank=self.rank, landmark_steps=self.landmark_steps, dtype=self.dtype
-        )
-        if config.learn_per_class:
-            return Choice(lowrank, "every class has a kernel of its own")
-        if config.kernel_clip:
-            return Choice(
-                exact, "a clipped kernel may not be positive definite, which the others need"
-            )
-        fit = exact_fits(config.buffer_size, device)
-        return Choice(exact if fit.fits else lowrank, fit.reason)
-
-
-@dataclass(frozen=True, kw_only=True)
 class EnsembleOptions(EngineOptions):
     """The ensemble deals the buffer out to exact members.
 
@@ -191,6 +125,29 @@ class EnsembleOptions(EngineOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
+class AutoOptions(EnsembleOptions):
+    """Exact where one inverse fits into the device's memory, and an ensemble beyond.
+
+    Args:
+        members: of the ensemble, at least; more where so few would not fit into the memory.
+        combine: as for the ensemble.
+    """
+
+    name: ClassVar[str] = "auto"
+
+    def choose(self, config: "GPConfig", device: Device) -> Choice:
+        """Exact if the rest of the config needs it, and otherwise by the device's memory."""
+        if config.kernel_clip:
+            return Choice(ExactOptions(), "a clipped kernel needs the exact engine")
+        fit = exact_fits(config.buffer_size, device)
+        if fit.fits:
+            return Choice(ExactOptions(), fit.reason)
+        members = max(self.members, members_needed(config.buffer_size, device))
+        ensemble = EnsembleOptions(members=members, combine=self.combine)
+        return ensemble.choose(config, device)._replace(reason=fit.reason)
+
+
+@dataclass(frozen=True, kw_only=True)
 class MatrixFreeOptions(EngineOptions):
     """The matrix-free engine solves K alpha = y to a tolerance, without memory of order N^2.
 
@@ -206,13 +163,18 @@ class MatrixFreeOptions(EngineOptions):
     dtype: Literal["float32", "float64"] = "float32"
 
     def __post_init__(self) -> None:
-        _check_rank(self.rank)
+        if self.rank is not None and self.rank < 1:
+            raise ValueError(f"rank must be at least 1; got {self.rank}.")
         if not 0 < self.tolerance < 1:
             raise ValueError(f"tolerance must lie between 0 and 1; got {self.tolerance}.")
 
     def check(self, buffer_size: int) -> None:
         """There are no more landmarks than slots."""
-        _check_landmarks(self.rank, buffer_size)
+        if self.rank is not None and self.rank > buffer_size:
+            raise ValueError(
+                "engine.rank must not be larger than buffer_size, as landmarks are rows of it; "
+                f"got {self.rank} > {buffer_size}. Lower it, or leave it out."
+            )
 
     def build(self, capacity: int, n_features: int, n_classes: int, **common: Any) -> Engine:
         """A :class:`MatrixFreeGP`."""
@@ -228,8 +190,7 @@ class MatrixFreeOptions(EngineOptions):
 
 
 ENGINES: dict[str, type[EngineOptions]] = {
-    kind.name: kind
-    for kind in (AutoOptions, ExactOptions, LowRankOptions, EnsembleOptions, MatrixFreeOptions)
+    kind.name: kind for kind in (AutoOptions, ExactOptions, EnsembleOptions, MatrixFreeOptions)
 }
 
 
@@ -250,8 +211,7 @@ class GPConfig(PlacementConfig):
         balanced: one ring of N_Q / C entries for each class (the paper's daggered rows) instead of
             one queue; all are filled with views of the labelled images when the warm-up ends.
         length_scale: l, or "auto". With unit features l^2 plays the part of SimMatch's temperature.
-        output_scale: eta. The mean depends on noise_std^2 / output_scale alone.
-        noise_std: sigma.
+        noise_std: sigma, beside an output scale of 1: the mean depends on their ratio alone.
         kernel: k, a name in :data:`semigpc.gp.KERNELS`; cosine and ntk have no length_scale.
         logit_scale: lambda, or "auto".
         kernel_clip: kernel values below it become 0.
@@ -261,12 +221,11 @@ class GPConfig(PlacementConfig):
         exclude_same_index: with role ``classifier``, leave other copies of a labelled image out of
             its own prediction.
         engine: what computes the GP: options out of ``ENGINES``, as in
-            ``LowRankOptions(rank=2048)``, or a name there, which stands for its default options.
-            ``exact`` updates K^-1 at O(B N^2) per step; ``lowrank`` works on ``rank`` landmarks at
-            O(B rank^2) for any N; ``ensemble`` deals the buffer out to exact members;
-            ``matrix_free`` solves to a tolerance without N^2 memory. ``auto`` is exact where that
-            fits into the memory of the device, and low-rank, with these options, beyond; the run
-            reports which.
+            ``EnsembleOptions(members=8)``, or a name there, which stands for its default options.
+            ``exact`` updates K^-1 at O(B N^2) per step; ``ensemble`` deals the buffer out to exact
+            members; ``matrix_free`` solves to a tolerance without N^2 memory. ``auto`` is exact
+            where that fits into the memory of the device, and an ensemble, with these options,
+            beyond; the run reports which.
         confidence: what the algorithm's threshold is compared with: the largest probability
             (``max_softmax``), the share of the prior variance that the buffer explains
             (``variance``), or the probability of the class expected over the posterior
@@ -276,10 +235,8 @@ class GPConfig(PlacementConfig):
             nothing in it. ``expected`` is 0.80 beside one close neighbour and 0.91 beside two, of
             ten classes, where ``max_softmax`` is 0.98 for both: ask for 0.8 or so. FreeMatch finds
             its thresholds itself, ReMixMatch has none unless it is given one.
-        learn: choose length_scale, output_scale and noise_std from the buffer as it stands, by the
-            ``marginal`` likelihood or by ``leave_one_out``, every ``learn_steps`` steps; the engine
-            is then rebuilt with them and goes on.
-        learn_per_class: a kernel of its own for each class, each carried by a low-rank engine.
+        learn: ``leave_one_out`` chooses length_scale, output scale and noise_std from the buffer
+            every ``learn_steps`` steps; the engine is then rebuilt with them and goes on.
         eval_head: the head that is judged and that predicts; the other is reported beside it.
             ``auto`` is the better one on the validation images; without any, the GP, unless an
             add-on such as CoSSL answers in the place of the linear head.
@@ -291,7 +248,6 @@ class GPConfig(PlacementConfig):
     buffer_size: int = 16300
     balanced: bool = False
     length_scale: float | Literal["auto"] = "auto"
-    output_scale: float = 1.0
     noise_std: float = 0.1**0.5
     logit_scale: float | Literal["auto"] = "auto"
     kernel: str = "rbf"
@@ -300,9 +256,8 @@ class GPConfig(PlacementConfig):
     exclude_same_index: bool = False
     engine: Any = field(default_factory=AutoOptions, metadata={"choices": ENGINES})
     confidence: Confidence = "max_softmax"
-    learn: Literal["never", "marginal", "leave_one_out"] = "never"
+    learn: Literal["never", "leave_one_out"] = "never"
     learn_steps: int = 2048
-    learn_per_class: bool = False
     eval_head: Literal["auto", "linear", "gp"] = "auto"
     eval_buffer: Literal["auto", "live", "rebuilt"] = "auto"
 
@@ -368,19 +323,10 @@ class GPConfig(PlacementConfig):
                 f"learn={self.learn!r} needs a likelihood, and a clipped kernel may have none: K can be indefinite. "
                 f"Leave kernel_clip at 0, got {self.kernel_clip}, or learn at 'never'."
             )
-        if self.learn_per_class and (
-            self.learn == "never" or self.engine.name not in ("auto", "lowrank")
-        ):
-            raise ValueError(
-                "learn_per_class needs learn='marginal' or 'leave_one_out', and engine='lowrank' or 'auto', which can carry a "
-                f"kernel a class; got learn={self.learn!r} and engine={self.engine.name!r}."
-            )
 
 
 def choose_engine(config: GPConfig, device: Device = None) -> Choice:
-    """The engine that a config names; of "auto", exact if its matrices fit into the device's
-    memory, low-rank if not.
-    """
+    """Return the options of the engine that a config names, with "auto" resolved, and the reason."""
     choice: Choice = config.engine.choose(config, device)
     if config.exclude_same_index and choice.name != "exact":
         raise ValueError(
@@ -395,45 +341,20 @@ def build_engine(
     """The engine that a config asks for, empty. The log says which, and why."""
     options, reason = choose_engine(config, device)
     logger.info("engine %s: %s", options.name, reason)
-    kernel, size = build_kernel(config), config.buffer_size
-    if not config.learn_per_class:
-        return options.build(
-            size, n_features, n_classes, kernel=kernel, noise_std=config.noise_std, device=device
-        )
-
-    def member(own: Kernel, noise_std: float) -> Engine:
-        return options.build(size, n_features, 1, kernel=own, noise_std=noise_std, device=device)
-
-    kernels, noise_stds = (
-        [kernel] * n_classes,
-        [config.noise_std] * n_classes,
-    )  # until others are learned
-    return PerClassGP(
-        size, n_features, n_classes, make=member, kernels=kernels, noise_stds=noise_stds
+    return options.build(
+        config.buffer_size,
+        n_features,
+        n_classes,
+        kernel=build_kernel(config),
+        noise_std=config.noise_std,
+        device=device,
     )
 
 
 def build_kernel(config: GPConfig, length_scale: float | None = None) -> Kernel:
-    """Return the kernel that a config names, with those of its scales that the kernel has;
-    ``length_scale`` instead of its.
-    """
+    """Return the kernel that a config names; ``length_scale`` instead of its own, if given."""
+    if length_scale is None:
+        length_scale = START_LENGTH if config.length_scale == "auto" else config.length_scale
     kind = KERNELS[config.kernel]
-    length = START_LENGTH if config.length_scale == "auto" else config.length_scale
-    scales = {"length_scale": length_scale or length, "output_scale": config.output_scale}
-    kernel: Kernel = kind(
-        **{field.name: scales[field.name] for field in fields(kind) if field.name in scales}
-    )
+    kernel: Kernel = kind(length_scale=length_scale) if config.has_length_scale else kind()
     return Clipped(kernel, config.kernel_clip) if config.kernel_clip else kernel
-
-
-def _check_rank(rank: int | None) -> None:
-    if rank is not None and rank < 1:
-        raise ValueError(f"rank must be at least 1; got {rank}.")
-
-
-def _check_landmarks(rank: int | None, buffer_size: int) -> None:
-    if rank is not None and rank > buffer_size:
-        raise ValueError(
-            f"engine.rank must not be larger than buffer_size, as landmarks are rows of it; got {rank} > {buffer_size}. "
-            "Lower it, or leave it out."
-        )

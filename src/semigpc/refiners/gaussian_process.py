@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from semigpc.gp import ExactGP, KernelHead, LowRankGP
+from semigpc.gp import ExactGP, KernelHead
 from semigpc.gp.certainty import expected_probability, explained_share
 from semigpc.pseudo_labels import one_hot
 from semigpc.refiners.base import Moment, Placement, Site
@@ -235,9 +235,8 @@ class GaussianProcessRefiner(nn.Module):
         """z, the standard deviation lambda sqrt(nbar / n_c) var(h)^(1/2) of each, and the share of
         the variance explained.
 
-        The variance is one for all classes (with a kernel for each, that of the class with the
-        largest mean). It costs O(M N^2) with the exact engine, more than the mean's O(M N (D + C)),
-        and O(M rank^2) with the low-rank one.
+        The variance is one for all classes. It costs O(M N^2) with the exact engine, more than the
+        mean's O(M N (D + C)).
         """
         queries = self._queries(output)
         prior = self._class_prior()
@@ -363,12 +362,7 @@ class GaussianProcessRefiner(nn.Module):
         return None if self.learner is None else self.learner.learned
 
     def facts(self) -> dict[str, Any]:
-        """What to say of it: the engine and why it is that one, the entries, what was learned, and
-        for landmarks the gap.
-
-        ``gap``: between the mean with these landmarks and that of an exact GP, over the same rows;
-        takes seconds.
-        """
+        """What to say of it: the engine and why it is that one, the entries, what was learned."""
         return {
             "engine": self.choice.name,
             "engine_reason": self.choice.reason,
@@ -376,7 +370,6 @@ class GaussianProcessRefiner(nn.Module):
             "class_counts": self.buffer.entries.class_counts().tolist(),
             "scales": {name: float(value) for name, value in self.scales.items()},
             "learned": self.learned,
-            "gap": self.engine.gap()._asdict() if isinstance(self.engine, LowRankGP) else None,
         }
 
 

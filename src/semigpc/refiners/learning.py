@@ -8,16 +8,13 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from semigpc.gp import Engine, Kernel, NotPositiveDefiniteError, PerClassGP, learn_kernel
+from semigpc.gp import Engine, Kernel, NotPositiveDefiniteError, learn_kernel
 from semigpc.gp.scales import scales_of, with_scales
 from semigpc.refiners.engines import GPConfig, build_kernel
 
 logger = logging.getLogger(__name__)
 
-ROWS = {
-    False: 512,
-    True: 256,
-}  # learned from at most, for one kernel and for one a class: a few seconds either way
+ROWS_LEARNED_FROM = 512  # at most: takes a few seconds
 NOISE_FACTORS = (1, 2, 4, 8)  # tried in turn, where the engine cannot carry what was learned
 ENOUGH = 2  # rows in the buffer for each class, on average, before anything is learned
 
@@ -49,32 +46,19 @@ class KernelLearner(nn.Module):
     ) -> None:
         super().__init__()
         self.config, self.n_classes = config, n_classes
-        rows = n_classes if config.learn_per_class else 1
-        scales = scales_of([build_kernel(config)] * rows, [config.noise_std] * rows)
-        self.register_buffer(
-            "log_scales", scales.to(device)
-        )  # (1 or C, 3) log l, log eta, log sigma
+        scales = scales_of(build_kernel(config), config.noise_std).unsqueeze(0)
+        self.register_buffer("log_scales", scales.to(device))  # (1, 3) log l, log eta, log sigma
         self.register_buffer("times", torch.tensor(0, device=device))
 
     @property
     def learned(self) -> dict[str, Any]:
-        """How often something better was found, and what there is now: a number each, or one a
-        class.
-        """
-        kernels, noise_stds = self._kernels()
-        columns = dict(
-            zip(
-                ("length_scale", "output_scale"),
-                scales_of(kernels, noise_stds).exp().mT.tolist(),
-                strict=False,
-            )
-        )
-        if self.config.kernel not in ("rbf", "laplace"):
-            del columns["length_scale"]
-        columns["noise_std"] = list(noise_stds)
-        return {"times": int(self.times)} | {
-            name: column[0] if len(column) == 1 else column for name, column in columns.items()
-        }
+        """How often something better was found, and the scales as they are now."""
+        kernel, noise_std = self._kernel()
+        length_scale, output_scale, _ = scales_of(kernel, noise_std).exp().tolist()
+        learned: dict[str, Any] = {"times": int(self.times)}
+        if self.config.has_length_scale:
+            learned["length_scale"] = length_scale
+        return learned | {"output_scale": output_scale, "noise_std": noise_std}
 
     def after_step(self, step: int, engine: Engine, *, logit_scale: Tensor | float) -> None:
         """Learn, if it is time and the buffer holds enough.
@@ -92,19 +76,16 @@ class KernelLearner(nn.Module):
                 "step %d: too few rows to learn a kernel from: %s a class", step, in_class.tolist()
             )
             return
-        assert self.config.learn != "never"
         found = learn_kernel(
             engine.features[rows],
             targets,
-            *self._kernels(),
-            objective=self.config.learn,
-            per_class=self.config.learn_per_class,
+            *self._kernel(),
             logit_scale=float(logit_scale),
-            rows=ROWS[self.config.learn_per_class],
+            rows=ROWS_LEARNED_FROM,
             generator=torch.Generator().manual_seed(step),
         )
         if found.improved:
-            self._go_on(engine, scales_of(found.kernels, found.noise_stds), step)
+            self._go_on(engine, scales_of(found.kernel, found.noise_std), step)
 
     def _go_on(self, engine: Engine, scales: Tensor, step: int) -> None:
         """Re-anchor the engine; where K is too near to singular for its precision, with more noise
@@ -113,7 +94,7 @@ class KernelLearner(nn.Module):
         before = self.log_scales.clone(), self.times.clone()
         self.times += 1
         for factor in NOISE_FACTORS:
-            self.log_scales.copy_(scales)
+            self.log_scales[0] = scales
             self.log_scales[:, 2] += math.log(factor)
             try:
                 self.anchor(engine)
@@ -134,12 +115,7 @@ class KernelLearner(nn.Module):
 
     def anchor(self, engine: Engine) -> None:
         """Give an engine what was learned; what the config says, if that is nothing."""
-        kernels, noise_stds = self._kernels()
-        if isinstance(engine, PerClassGP):
-            engine.reanchor_all(kernels, noise_stds)
-        else:
-            (kernel,), (noise_std,) = kernels, noise_stds
-            engine.reanchor(kernel, noise_std)
+        engine.reanchor(*self._kernel())
 
     def adopt(self, state: dict[str, Tensor], engine: Engine) -> None:
         """Take over what another has learned, its ``state_dict``, and give it to an engine."""
@@ -147,17 +123,17 @@ class KernelLearner(nn.Module):
         if scales.shape != self.log_scales.shape or not bool(scales.isfinite().all()):
             raise ValueError(
                 f"learned scales must be finite and have shape {tuple(self.log_scales.shape)}; the saved ones have "
-                f"{tuple(scales.shape)}, or are damaged. Resume with the learn_per_class that the run began with."
+                f"{tuple(scales.shape)}, or are damaged."
             )
         self.log_scales.copy_(scales)
         self.times.copy_(times)
         self.anchor(engine)
 
-    def _kernels(self) -> tuple[tuple[Kernel, ...], tuple[float, ...]]:
+    def _kernel(self) -> tuple[Kernel, float]:
         kernel = build_kernel(self.config)
         if not int(self.times):
-            return (kernel,) * len(self.log_scales), (self.config.noise_std,) * len(self.log_scales)
-        return with_scales(kernel, self.log_scales.cpu())
+            return kernel, self.config.noise_std
+        return with_scales(kernel, self.log_scales[0].cpu())
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Follow a surrounding module to its device, never to its dtype."""

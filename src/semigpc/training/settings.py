@@ -19,6 +19,14 @@ LARGEST = 1e300  # in size, of a number; larger ones overflow as soon as they ar
 # in the metadata of a field whose config is chosen by name: config classes, or entries that have
 # one
 CHOICES = "choices"
+# Settings that earlier versions had, as a dotted key or key=value, and what to use instead.
+REMOVED_SETTINGS: dict[str, str] = {
+    "refiner.output_scale": "set refiner.noise_std: only noise_std^2 / output_scale mattered",
+    "refiner.learn_per_class": "leave it out: one kernel for all classes was as accurate",
+    "refiner.learn=marginal": "use refiner.learn=leave_one_out",
+    "refiner.engine=lowrank": "use refiner.engine=ensemble, or matrix_free",
+    "refiner.engine.landmark_steps": "leave it out: it belonged to the low-rank engine",
+}
 
 
 @contextmanager
@@ -84,8 +92,8 @@ def override(
     """Return a copy of nested dictionaries with ``train.lr=3e-4`` and the like applied. Values are
     JSON, or else text.
 
-    A key out of ``by_name``, as in ``refiner.engine=lowrank``, gets another config with its
-    defaults. This comes first, so that ``refiner.engine.rank=64`` may stand before it. Keys that a
+    A key out of ``by_name``, as in ``refiner.engine=ensemble``, gets another config with its
+    defaults. This comes first, so that ``refiner.engine.members=8`` may stand before it. Keys that a
     group does not have are left to :func:`from_plain`.
     """
     changed: dict[str, Any] = json.loads(json.dumps(plain))
@@ -159,6 +167,8 @@ def _choose(entries: Mapping[str, Any], value: Any, where: str) -> Any:
             f"{where} must be a group of settings, of which one is its name; got {value!r:.80}."
         )
     name, options = value["name"], {key: option for key, option in value.items() if key != "name"}
+    if f"{where}={name}" in REMOVED_SETTINGS:
+        raise _removed(f"{where}={name}")
     if name not in entries:
         raise SettingsError(unknown_name(where, name, entries))
     for key in options:
@@ -187,11 +197,18 @@ def unknown_key(key: str, known: Sequence[str], inside: Sequence[str] = ()) -> S
     """Return the error for a key that does not exist; ``inside`` are keys of the same name one
     group further down.
     """
+    if key in REMOVED_SETTINGS:
+        return _removed(key)
     last = key.rsplit(".", maxsplit=1)[-1]
     near = [*inside, *similar_names(key, known, cutoff=0.4)]
     near = near or [name for name in known if name.rsplit(".", maxsplit=1)[-1] == last]
     hint = f" did you mean {near[0]!r}?" if near else ""
     return SettingsError(f"unknown setting {key!r};{hint} Known: {', '.join(sorted(known))}.")
+
+
+def _removed(key: str) -> SettingsError:
+    """Return the error for a setting out of :data:`REMOVED_SETTINGS`."""
+    return SettingsError(f"{key} was removed; {REMOVED_SETTINGS[key]}.")
 
 
 def _parse(text: str) -> Any:
@@ -221,6 +238,8 @@ def _leaf(hint: Any, value: Any, where: str) -> Any:
     Two things are let through, since values of a command line have no types: 1e3 is a whole number,
     and 2024 is also a text.
     """
+    if f"{where}={value}" in REMOVED_SETTINGS:
+        raise _removed(f"{where}={value}")
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if is_number and not abs(value) <= LARGEST:
         raise SettingsError(
