@@ -27,7 +27,7 @@ from semigpc.paper.tables import cifar10_lt
 from semigpc.refiners import GPConfig, PlacementConfig, SimilarityConfig
 from semigpc.training import Experiment, train
 from semigpc.training.experiment import config_type
-from semigpc.training.presets import digits, mnist, short_run
+from semigpc.training.presets import digits, mnist
 from semigpc.training.run_data import DataCache
 from semigpc.training.run_folder import RunFolder
 
@@ -178,7 +178,7 @@ def study_experiment(
     length = 2 * round(times * STEPS[one.data] / 2)
     names = {"algorithm": chosen.base, "refiner": chosen.refiner.split("_")[0], "seed": seed}
     full = _full(one, roots.get(one.source, Path()), names, validated=seed >= TUNING)
-    refiner, algorithm = full.refiner, short_run(full.algorithm)
+    refiner, algorithm = full.refiner, full.algorithm.preset("short")
     if hasattr(algorithm, "threshold"):
         algorithm = replace(algorithm, threshold=full.algorithm.threshold)
     if chosen.refiner == "gp_fixed":

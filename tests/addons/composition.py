@@ -60,7 +60,7 @@ def squares(folder: Path) -> ArraysConfig:
 
 
 def experiment(data: ArraysConfig, algorithm: str, addon: str, refiner: str) -> Experiment:
-    chosen = ALGORITHMS[algorithm].config()
+    chosen: Any = ALGORITHMS[algorithm].config()
     if algorithm == "comatch":
         chosen = replace(chosen, queue_batches=1)
     return Experiment(

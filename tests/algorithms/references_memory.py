@@ -58,7 +58,7 @@ class SlowSimMatch:
         self.queue = SlowQueue(config.alignment_batches)
         self.rows = list(start.clone())
         self.labels = [0] * len(start)
-        self.written = [config.compat_usb] * len(start)
+        self.written = [False] * len(start)
 
     def step(self, networks: Networks, batch: Batch, clock: Clock) -> Expected:
         config = self.config
@@ -122,11 +122,7 @@ class SlowSimMatch:
             e = x.heads["projection"].detach()
             m = config.bank_momentum
             new = [m * self.rows[i] + (1 - m) * e[b] for b, i in enumerate(batch.index.tolist())]
-            if config.compat_usb:  # each coordinate divided by its length across the batch
-                lengths = torch.stack(new).pow(2).sum(dim=0).sqrt()
-                new = [row / lengths for row in new]
-            else:
-                new = [row / row.pow(2).sum().sqrt() for row in new]
+            new = [row / row.pow(2).sum().sqrt() for row in new]
         else:
             new = list(in_eval_mode(networks.teacher, batch.x).heads["projection"])
         for row, label, i in zip(

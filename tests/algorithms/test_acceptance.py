@@ -173,37 +173,27 @@ def test_simmatch_that_trusts_the_classifier_alone_is_fixmatch_with_soft_labels(
 @pytest.mark.parametrize("bank", ["momentum", "teacher", "full_teacher"])
 def test_written_bank_rows_are_unit_vectors(bank: str) -> None:
     algorithm: Any = make_algorithm("simmatch", NoRefiner(), bank=bank).double()
-    compat: Any = make_algorithm("simmatch", NoRefiner(), compat_usb=True).double()
-    for each in (algorithm, compat):
-        networks = pair()
-        for number, batch in enumerate(stream(4)):
-            learn(networks, each.step(networks, batch, Clock(number, 10, 2)).loss)
+    networks = pair()
+    for number, batch in enumerate(stream(4)):
+        learn(networks, algorithm.step(networks, batch, Clock(number, 10, 2)).loss)
     visited = algorithm.visited
     assert bool(visited.any())
     lengths = algorithm.bank[visited].norm(dim=1)
     torch.testing.assert_close(lengths, torch.ones_like(lengths), rtol=0, atol=1e-12)
-    assert float((compat.bank[visited].norm(dim=1) - 1).abs().max()) > 0.01, (
-        "as USB has it, they are not"
-    )
 
 
 def test_images_not_seen_yet_have_no_say_in_simmatch() -> None:
     weak = rolled([2.0, 0.0, -1.0, 0.5])
     only_ones = [7, 8]  # of class 1; slots of class 0 exist and are empty
-    for compat in (False, True):
-        algorithm = make_algorithm(
-            "simmatch", NoRefiner(), smoothing=0.0, compat_usb=compat
-        ).double()
-        batch = batch_of(image(weak), image(weak), only_ones)
-        step(algorithm, batch, EARLY)
-        output = step(algorithm, batch)
-        assert output.pseudo is not None
-        ones = output.pseudo.probs[:, 1]
-        torch.testing.assert_close(
-            output.pseudo.probs.sum(dim=1), torch.ones(4, dtype=torch.float64)
-        )
-        assert (float(ones.min()) >= 1 - 1e-12) == (not compat)
-        assert bool(output.loss.isfinite())
+    algorithm = make_algorithm("simmatch", NoRefiner(), smoothing=0.0).double()
+    batch = batch_of(image(weak), image(weak), only_ones)
+    step(algorithm, batch, EARLY)
+    output = step(algorithm, batch)
+    assert output.pseudo is not None
+    probs = output.pseudo.probs
+    torch.testing.assert_close(probs.sum(dim=1), torch.ones(4, dtype=torch.float64))
+    assert float(probs[:, 1].min()) >= 1 - 1e-12
+    assert bool(output.loss.isfinite())
 
 
 def test_the_simmatch_instance_target_sums_to_one() -> None:

@@ -198,15 +198,6 @@ def test_the_gp_may_speak_for_the_memory(case: str, setting: dict[str, Any]) -> 
     assert slow.answers > 0
 
 
-def test_simmatch_as_usb_writes_it() -> None:
-    options: dict[str, Any] = {"threshold": 0.6, "temperature": 0.3, "smoothing": 0.7}
-    batches = stream(STEPS, repeats=False)
-    compat = follow("simmatch", batches, NoRefiner(), compat_usb=True, **options)
-    fixed = follow("simmatch", batches, NoRefiner(), **options)
-    assert compat.losses[:2] == fixed.losses[:2]
-    assert compat.losses[2] != fixed.losses[2]
-
-
 def test_remixmatch_without_turns_needs_no_head_and_no_images() -> None:
     """As on features of a frozen network: rows of numbers, which nothing can turn."""
     assert configure("remixmatch", rotation_weight=0.0).heads == {}

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from semigpc.refiners.buffers import BUFFERS, BalancedBuffer, Buffer, FIFOBuffer, Written
+from semigpc.refiners.buffers import BalancedBuffer, Buffer, FIFOBuffer, Written
 
+BUFFERS: dict[str, type[Buffer]] = {"fifo": FIFOBuffer, "balanced": BalancedBuffer}
 every_buffer = pytest.mark.parametrize("make", BUFFERS.values(), ids=BUFFERS)
 
 

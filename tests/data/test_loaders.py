@@ -123,24 +123,6 @@ def test_seeds_change_positions_and_views() -> None:
     assert not torch.equal(one.x, other.x)
 
 
-def test_usb_order_leaves_the_seed_out_of_the_positions() -> None:
-    one, other = (list(loader(seed=seed, usb_order=True)) for seed in (3, 4))
-    assert all(
-        torch.equal(a.index, b.index) and torch.equal(a.view_index, b.view_index)
-        for a, b in zip(one, other, strict=True)
-    )
-    assert not torch.equal(one[0].x, other[0].x)
-    assert not torch.equal(one[0].index, one[7].index)
-
-
-def test_usb_order_replays_its_permutations() -> None:
-    source = torch.Generator().manual_seed(5)
-    expected = torch.cat([torch.randperm(20, generator=source) for _ in range(3)])[:42]
-    assert (
-        epoch_order(20, 42, seed=9, epoch=5, stream=1, usb_order=True).tolist() == expected.tolist()
-    )
-
-
 @pytest.mark.parametrize(("size", "draws"), [(20, 42), (20, 40), (20, 7), (1, 3)])
 def test_orders_have_the_length_asked_for(size: int, draws: int) -> None:
     order = epoch_order(size, draws, seed=0, epoch=0, stream=0)

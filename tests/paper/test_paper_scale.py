@@ -83,7 +83,6 @@ def test_what_all_runs_share(name: str, algorithm: str) -> None:
     assert (train.warmup_steps, train.schedule) == (5120, "cosine")
     assert (train.eval_steps, train.eval_batch) == (2048, 16)
     assert (train.precision, train.clip_norm) == ("32-true", 0.0)
-    assert not train.compat_usb_order
     averaged = 0.999 if algorithm in ("simmatch", "comatch") and name != "semi_inat" else 0.0
     assert train.ema == averaged
 
@@ -126,7 +125,6 @@ def test_what_all_runs_share(name: str, algorithm: str) -> None:
                 "smoothing": 0.9,
                 "alignment_batches": 32,
                 "projection": 128,
-                "compat_usb": False,
             },
         ),
         (

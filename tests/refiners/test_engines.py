@@ -170,10 +170,6 @@ def test_options_of_an_engine_are_checked_where_they_are_given(
     ("options", "message"),
     [
         (
-            {"engine": AutoOptions(members=41)},
-            r"engine\.members must not be more than buffer_size; got 41 > 40",
-        ),
-        (
             {"engine": MatrixFreeOptions(rank=41)},
             r"engine\.rank must not be larger than buffer_size.*; got 41 > 40",
         ),

@@ -97,8 +97,8 @@ def test_without_validation_there_is_no_best(tmp_path: Path) -> None:
         ("refiner.push=before", "refiner.balanced=true"),
         ("train.clip_norm=1.0",),
         ("train.optimizer=sgd", "train.ema=0", "train.schedule=constant"),
-        ("train.compat_usb_order=true", "algorithm.bank=full_teacher"),
-        ("algorithm.compat_usb=true", "refiner.feature=projection", "refiner.site=final"),
+        ("algorithm.bank=full_teacher",),
+        ("refiner.feature=projection", "refiner.site=final"),
     ],
 )
 def test_the_switches_work_together(settings: tuple[str, ...], tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def test_predictions_that_are_no_numbers_are_told_as_such(tmp_path: Path) -> Non
 
 def test_a_refiner_that_is_never_used_is_noted(tmp_path: Path) -> None:
     train(small_run("fixmatch", "gp", "train.steps=3", "refiner.warmup_steps=3"), tmp_path)
-    assert any("refines no pseudo-label" in entry["message"] for entry in entries(tmp_path, "note"))
+    assert any("lower refiner.warmup_steps" in entry["message"] for entry in entries(tmp_path, "note"))
 
 
 @pytest.mark.slow

@@ -1,20 +1,19 @@
-"""CoMatch (Li et al., 2021): a graph of pseudo-labels and a graph of embeddings that teach each
-other.
-"""
+"""CoMatch (Li et al., 2021): a graph of pseudo-labels regularises a graph of embeddings."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from semigpc.addons import AddOn, Step
+from semigpc.algorithms.base import Algorithm, AlgorithmConfig
 from semigpc.pseudo_labels import QueueAlignment, one_hot
 from semigpc.refiners import Refiner
 from semigpc.types import (
     Batch,
     Clock,
     HeadSpec,
-    HostState,
     ModelOutput,
     Networks,
     PseudoLabels,
@@ -25,7 +24,7 @@ from semigpc.types import (
 
 
 @dataclass(frozen=True, kw_only=True)
-class CoMatchConfig:
+class CoMatchConfig(AlgorithmConfig):
     """Options of CoMatch.
 
     Args:
@@ -40,6 +39,13 @@ class CoMatchConfig:
         projection: width of e.
     """
 
+    presets: ClassVar = {
+        "digits": {"unlabeled_weight": 0.5, "queue_batches": 8},
+        "own_data": {"queue_batches": 8},
+        "short": {"threshold": 0.8, "queue_batches": 8},
+    }
+    uses_average: ClassVar[bool] = True
+
     threshold: float = 0.95
     temperature: float = 0.2
     smoothing: float = 0.9
@@ -51,17 +57,16 @@ class CoMatchConfig:
     projection: int = 64
 
     def __post_init__(self) -> None:
-        check_ranges(
-            self, fractions=("threshold", "smoothing", "graph_threshold"), positive=("temperature",)
-        )
+        fractions = ("threshold", "smoothing", "graph_threshold")
+        check_ranges(self, fractions=fractions, positive=("temperature",))
 
     @property
     def heads(self) -> dict[str, HeadSpec]:
-        """Extra heads of the network."""
+        """The projection e."""
         return {"projection": HeadSpec("projection", self.projection)}
 
 
-class CoMatch(HostState):
+class CoMatch(Algorithm):
     """L = H(z_x, y) + w_u 1[conf(p) >= tau] H(z_s, p) + w_c mean - sum_j G_ij log S_ij.
 
     p = a p_w + (1 - a) A P, the aligned weak label smoothed by the memory's labels P with A =
@@ -73,6 +78,7 @@ class CoMatch(HostState):
     sites = ("semantic", "aggregate")
     takes_addons = True
     on_host = ("pushed",)
+    config: CoMatchConfig
     features: Tensor
     probs: Tensor
     pushed: Tensor
@@ -80,36 +86,28 @@ class CoMatch(HostState):
     def __init__(
         self, config: CoMatchConfig, refiner: Refiner, task: Task, addon: AddOn | None = None
     ) -> None:
-        super().__init__()
-        self.config, self.refiner, self.addon = config, refiner, addon or AddOn.none(task)
-        self.alignment = QueueAlignment(
-            torch.full((task.n_classes,), 1 / task.n_classes), config.alignment_batches
-        )
+        super().__init__(config, refiner, task, addon)
+        uniform = torch.full((task.n_classes,), 1 / task.n_classes)
+        self.alignment = QueueAlignment(uniform, config.alignment_batches)
         rows = config.queue_batches * (task.unlabeled_batch + task.labeled_batch)
         self.register_buffer("features", torch.zeros(rows, config.projection))
         self.register_buffer("probs", torch.zeros(rows, task.n_classes))
         self.register_buffer("pushed", torch.tensor(0))
 
     def step(self, networks: Networks, batch: Batch, clock: Clock) -> StepOutput:
-        config, refiner, addon, step = (
-            self.config,
-            self.refiner,
-            self.addon,
-            Step(networks, batch, clock),
-        )
-        x, weak, strong, strong2 = networks.forward(
-            batch.x, *(batch.views[name] for name in self.views)
-        )
+        config = self.config
+        refiner = self.refiner
+        addon = self.addon
+        step = Step(networks, batch, clock)
+        views = (batch.views[name] for name in self.views)
+        x, weak, strong, strong2 = networks.forward(batch.x, *views)
 
         refiner.observe("before", x, batch)
         logits_x = refiner.classify(x, batch.index).logits  # (B, C)
         logits_s = refiner.classify(strong).logits  # (U, C)
         with torch.no_grad():
-            weak_output = addon.weak(step, weak)
-            probs_w = refiner.refine(
-                "semantic", weak_output, refiner.classify(weak_output).logits.softmax(dim=1)
-            )
-            probs_w = self.alignment(addon.opinion(step, weak_output, probs_w))
+            weak_output, probs_w = self.weak_probs(step, weak)
+            probs_w = self.alignment(probs_w)
             probs = addon.targets(step, weak_output, self._smooth(weak_output, probs_w))  # (U, C)
             mask = refiner.confidence(weak_output, probs) >= config.threshold  # (U,)
             self._push(weak.heads["projection"], probs_w)
@@ -117,9 +115,8 @@ class CoMatch(HostState):
             graph = pseudo_label_graph(probs, config.graph_threshold)  # (U, U)
         refiner.observe("after", x, batch)
 
-        similarities = (
-            strong.heads["projection"] @ strong2.heads["projection"].mT / config.temperature
-        )  # (U, U)
+        products = strong.heads["projection"] @ strong2.heads["projection"].mT  # (U, U)
+        similarities = products / config.temperature
         loss_x = addon.labeled_loss(step, logits_x, batch.y)
         loss_u = addon.unlabeled_loss(step, logits_s, probs, mask)
         loss_c = -(graph * torch.log(torch.softmax(similarities, dim=1) + 1e-7)).sum(dim=1).mean()
@@ -136,29 +133,25 @@ class CoMatch(HostState):
         return addon.with_extra_loss(output, step, x, weak, strong)
 
     def _smooth(self, weak: ModelOutput, probs_w: Tensor) -> Tensor:
-        if int(self.pushed) < len(self.features):  # not full yet: the algorithm's own label alone
+        """a p_w + (1 - a) A P, (U, C); p_w (U, C) itself until the memory is full."""
+        if int(self.pushed) < len(self.features):
             return probs_w
-        weights = torch.softmax(
-            weak.heads["projection"] @ self.features.to(probs_w).mT / self.config.temperature, dim=1
-        )
+        products = weak.heads["projection"] @ self.features.to(probs_w).mT
+        weights = torch.softmax(products / self.config.temperature, dim=1)
         aggregate = self.refiner.refine("aggregate", weak, weights @ self.probs.to(probs_w))
         return self.config.smoothing * probs_w + (1 - self.config.smoothing) * aggregate
 
     def _push(self, features: Tensor, probs: Tensor) -> None:
-        slots = (int(self.pushed) + torch.arange(len(features), device=features.device)) % len(
-            self.features
-        )
-        self.features[slots], self.probs[slots] = (
-            features.detach().to(self.features),
-            probs.to(self.probs),
-        )
+        """Write (M, width) and (M, C) over the oldest rows of the memory."""
+        rows = torch.arange(len(features), device=features.device)
+        slots = (int(self.pushed) + rows) % len(self.features)
+        self.features[slots] = features.detach().to(self.features)
+        self.probs[slots] = probs.to(self.probs)
         self.pushed += len(features)
 
 
 def pseudo_label_graph(probs: Tensor, threshold: float) -> Tensor:
-    """G = p p^T with ones on its diagonal, entries below the threshold 0, rows summing to 1: (U, C)
-    -> (U, U).
-    """
+    """Return G = p p^T, (U, U): ones on the diagonal, 0 below the threshold, rows summing to 1."""
     graph = (probs @ probs.mT).fill_diagonal_(1)
     graph = torch.where(graph >= threshold, graph, 0)
     return graph / graph.sum(dim=1, keepdim=True)

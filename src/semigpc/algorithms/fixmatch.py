@@ -1,28 +1,18 @@
-"""FixMatch (Sohn et al., 2020): the weak view's confident opinion is the strong view's label."""
+"""FixMatch (Sohn et al., 2020): confident predictions for weak views label the strong views."""
 
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import nn
 
-from semigpc.addons import AddOn, Step
+from semigpc.addons import Step
+from semigpc.algorithms.base import Algorithm, AlgorithmConfig
 from semigpc.pseudo_labels import sharpen
-from semigpc.refiners import Refiner
-from semigpc.types import (
-    Batch,
-    Clock,
-    HeadSpec,
-    Networks,
-    PseudoLabels,
-    StepOutput,
-    Task,
-    check_ranges,
-)
+from semigpc.types import Batch, Clock, Networks, PseudoLabels, StepOutput, check_ranges
 
 
 @dataclass(frozen=True, kw_only=True)
-class FixMatchConfig:
+class FixMatchConfig(AlgorithmConfig):
     """Options of FixMatch.
 
     Args:
@@ -32,7 +22,8 @@ class FixMatchConfig:
         temperature: T, for soft targets only.
     """
 
-    heads: ClassVar[dict[str, HeadSpec]] = {}
+    presets: ClassVar = {"digits": {"unlabeled_weight": 0.5}, "short": {"threshold": 0.8}}
+
     threshold: float = 0.95
     unlabeled_weight: float = 1.0
     hard_labels: bool = True
@@ -42,43 +33,34 @@ class FixMatchConfig:
         check_ranges(self, fractions=("threshold",), positive=("temperature",))
 
 
-class FixMatch(nn.Module):
-    """L = H(z_x, y) + w_u 1[conf(p_w) >= tau] H(z_s, argmax p_w), with p_w refined by f; conf is
-    max unless f knows better.
+class FixMatch(Algorithm):
+    """L = H(z_x, y) + w_u 1[conf(p_w) >= tau] H(z_s, argmax p_w).
+
+    p_w is refined by f; conf is the refiner's, max p_w by default.
     """
 
     views = ("weak", "strong")
-    sites = ("semantic",)
     takes_addons = True
-
-    def __init__(
-        self, config: FixMatchConfig, refiner: Refiner, task: Task, addon: AddOn | None = None
-    ) -> None:
-        super().__init__()
-        self.config, self.refiner, self.addon = config, refiner, addon or AddOn.none(task)
+    config: FixMatchConfig
 
     def step(self, networks: Networks, batch: Batch, clock: Clock) -> StepOutput:
-        config, refiner, addon, step = (
-            self.config,
-            self.refiner,
-            self.addon,
-            Step(networks, batch, clock),
-        )
+        config = self.config
+        refiner = self.refiner
+        addon = self.addon
+        step = Step(networks, batch, clock)
         x, weak, strong = networks.forward(batch.x, batch.views["weak"], batch.views["strong"])
 
         refiner.observe("before", x, batch)
         logits_x = refiner.classify(x, batch.index).logits  # (B, C)
         logits_s = refiner.classify(strong).logits  # (U, C)
         with torch.no_grad():
-            weak_output = addon.weak(step, weak)
-            probs = refiner.refine(
-                "semantic", weak_output, refiner.classify(weak_output).logits.softmax(dim=1)
-            )  # (U, C)
-            probs = addon.targets(step, weak_output, addon.opinion(step, weak_output, probs))
+            weak_output, probs = self.weak_probs(step, weak)  # (U, C)
+            probs = addon.targets(step, weak_output, probs)
             mask = refiner.confidence(weak_output, probs) >= config.threshold  # (U,)
-            targets = (
-                probs.argmax(dim=1) if config.hard_labels else sharpen(probs, config.temperature)
-            )
+            if config.hard_labels:
+                targets = probs.argmax(dim=1)
+            else:
+                targets = sharpen(probs, config.temperature)
         refiner.observe("after", x, batch)
 
         loss_x = addon.labeled_loss(step, logits_x, batch.y)

@@ -1,28 +1,20 @@
-"""FreeMatch (Wang et al., 2023): thresholds that follow the model's own confidence, class by class."""
+"""FreeMatch (Wang et al., 2023): one threshold per class, from the model's own confidence."""
 
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from semigpc.addons import AddOn, Step
+from semigpc.algorithms.base import Algorithm, AlgorithmConfig
 from semigpc.pseudo_labels import count_classes
 from semigpc.refiners import Refiner
-from semigpc.types import (
-    Batch,
-    Clock,
-    HeadSpec,
-    Networks,
-    PseudoLabels,
-    StepOutput,
-    Task,
-    check_ranges,
-)
+from semigpc.types import Batch, Clock, Networks, PseudoLabels, StepOutput, Task, check_ranges
 
 
 @dataclass(frozen=True, kw_only=True)
-class FreeMatchConfig:
+class FreeMatchConfig(AlgorithmConfig):
     """Options of FreeMatch.
 
     Args:
@@ -33,8 +25,7 @@ class FreeMatchConfig:
         clip: range that the global threshold is kept in; (0, 0.95) for SVHN in USB.
     """
 
-    heads: ClassVar[dict[str, HeadSpec]] = {}
-    has_threshold: ClassVar[bool] = True
+    presets: ClassVar = {"digits": {"unlabeled_weight": 0.5}, "short": {"momentum": 0.99}}
 
     unlabeled_weight: float = 1.0
     fairness_weight: float = 0.001
@@ -45,19 +36,24 @@ class FreeMatchConfig:
     def __post_init__(self) -> None:
         check_ranges(self, fractions=("momentum",))
 
+    @property
+    def has_threshold(self) -> bool:
+        """True: the thresholds are computed in training."""
+        return True
 
-class FreeMatch(nn.Module):
-    """L = H(z_x, y) + w_u mean( 1[conf(q_b) >= tau_{argmax q_b}] H(z_s, argmax q_b) ) + w_f sum_c
-    a_c log b_c.
 
+class FreeMatch(Algorithm):
+    """L = H(z_x, y) + w_u mean_b( m_b H(z_s, argmax q_b) ) + w_f sum_c a_c log b_c.
+
+    q_b is the weak view's label and m_b = 1[ conf(q_b) >= tau_c ], c = argmax q_b.
     tau_c = tau p_c / max_j p_j with tau, p and the histogram h running averages of the weak view's
     confidences (max q_b, or what a GP has in its place), probabilities and classes; a = SN(p / h)
     and b the same of the masked strong views (SN divides by the sum).
     """
 
     views = ("weak", "strong")
-    sites = ("semantic",)
     takes_addons = True
+    config: FreeMatchConfig
     threshold: Tensor
     mean_probs: Tensor
     histogram: Tensor
@@ -65,35 +61,27 @@ class FreeMatch(nn.Module):
     def __init__(
         self, config: FreeMatchConfig, refiner: Refiner, task: Task, addon: AddOn | None = None
     ) -> None:
-        super().__init__()
-        self.config, self.refiner, self.addon = config, refiner, addon or AddOn.none(task)
+        super().__init__(config, refiner, task, addon)
         uniform = torch.full((task.n_classes,), 1 / task.n_classes)
         self.register_buffer("threshold", uniform[0].clone())
         self.register_buffer("mean_probs", uniform.clone())
         self.register_buffer("histogram", uniform.clone())
 
     def step(self, networks: Networks, batch: Batch, clock: Clock) -> StepOutput:
-        config, refiner, addon, step = (
-            self.config,
-            self.refiner,
-            self.addon,
-            Step(networks, batch, clock),
-        )
+        config = self.config
+        refiner = self.refiner
+        addon = self.addon
+        step = Step(networks, batch, clock)
         x, weak, strong = networks.forward(batch.x, batch.views["weak"], batch.views["strong"])
 
         refiner.observe("before", x, batch)
         logits_x = refiner.classify(x, batch.index).logits  # (B, C)
         logits_s = refiner.classify(strong).logits  # (U, C)
         with torch.no_grad():
-            weak_output = addon.weak(step, weak)
-            probs = refiner.refine(
-                "semantic", weak_output, refiner.classify(weak_output).logits.softmax(dim=1)
-            )  # (U, C)
-            probs = addon.targets(step, weak_output, addon.opinion(step, weak_output, probs))
-            confidence, targets = (
-                refiner.confidence(weak_output, probs),
-                probs.max(dim=1).indices,
-            )  # (U,), (U,)
+            weak_output, probs = self.weak_probs(step, weak)  # (U, C)
+            probs = addon.targets(step, weak_output, probs)
+            confidence = refiner.confidence(weak_output, probs)  # (U,)
+            targets = probs.max(dim=1).indices  # (U,)
             self._follow(probs, confidence)
             mask = confidence >= self.class_thresholds().to(probs)[targets]  # (U,)
         refiner.observe("after", x, batch)
@@ -119,13 +107,12 @@ class FreeMatch(nn.Module):
         return self.threshold * self.mean_probs / self.mean_probs.max()
 
     def _follow(self, probs: Tensor, confidence: Tensor) -> None:
-        """Move the running averages by the batch (U, C), (U,), which is then judged by them."""
+        """Update the running averages with the batch (U, C), (U,), before its mask is computed."""
         m = self.config.momentum
-        level = (
-            confidence.mean()
-            if self.config.quantile is None
-            else confidence.quantile(self.config.quantile)
-        )
+        if self.config.quantile is None:
+            level = confidence.mean()
+        else:
+            level = confidence.quantile(self.config.quantile)
         classes = count_classes(probs.argmax(dim=1), probs.shape[1]) / len(probs)
         for average, value in (
             (self.threshold, level),
@@ -137,10 +124,9 @@ class FreeMatch(nn.Module):
             self.threshold.clamp_(*self.config.clip)
 
     def _fairness(self, logits: Tensor, mask: Tensor) -> Tensor:
-        """sum_c a_c log(b_c + 1e-12), of the strong views (U, C) that pass the mask (U,): minus a
-        cross-entropy; 0 if none.
-        """
-        probs, passed = torch.softmax(logits, dim=1), mask.sum().clamp_min(1)
+        """sum_c a_c log(b_c + 1e-12) over strong views (U, C) in the mask (U,); 0 without any."""
+        probs = torch.softmax(logits, dim=1)
+        passed = mask.sum().clamp_min(1)
         classes = count_classes(probs.detach().argmax(dim=1), probs.shape[1], mask) / passed
         a = _share(self.mean_probs.to(probs), self.histogram.to(probs))
         b = _share((probs * mask.unsqueeze(1)).sum(dim=0) / passed, classes.to(probs))
@@ -148,9 +134,7 @@ class FreeMatch(nn.Module):
 
 
 def _share(probs: Tensor, histogram: Tensor) -> Tensor:
-    """SN(probs / histogram), (C,), where a class that never occurs counts 0 and not infinity; 0 if
-    there is no other.
-    """
+    """SN(probs / histogram), (C,); a class that never occurs has 0, not infinity."""
     scaled = probs * torch.where(histogram > 0, 1 / histogram, 0)
     total = scaled.sum()
     return scaled / torch.where(total > 0, total, 1)  # not NaN, which would reach the gradient

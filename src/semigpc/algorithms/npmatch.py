@@ -1,6 +1,4 @@
-"""NP-Match (Wang et al., 2022): a neural process in the classifier's place, which estimates its own
-uncertainty.
-"""
+"""NP-Match (Wang et al., 2022): a neural process with uncertainty replaces the classifier."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, cast
@@ -9,6 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from semigpc.addons import AddOn, Step
+from semigpc.algorithms.base import Algorithm, AlgorithmConfig
+from semigpc.io.errors import SettingsError
 from semigpc.losses import mean_log_probs
 from semigpc.pseudo_labels import align, count_classes, last_of_each
 from semigpc.refiners import Refiner
@@ -28,17 +28,18 @@ HEAD = "neural_process"
 
 
 @dataclass(frozen=True, kw_only=True)
-class NPMatchConfig:
+class NPMatchConfig(AlgorithmConfig):
     """Options of NP-Match; the numbers are the original's.
 
     Args:
         threshold: tau, of the refiner's confidence; without a GP that is max p.
-        entropy: H_max, the largest entropy of p_w, in nats, that is believed.
+        entropy: H_max, the largest entropy of p_w, in nats, of a label that is used.
         unlabeled_weight: w_u.
         divergence_weight: w_d.
     """
 
-    heads: ClassVar[dict[str, HeadSpec]] = {HEAD: HeadSpec("neural_process")}
+    presets: ClassVar = {"digits": {"unlabeled_weight": 0.5}, "short": {"threshold": 0.8}}
+
     threshold: float = 0.95
     entropy: float = 0.4
     unlabeled_weight: float = 1.0
@@ -47,11 +48,14 @@ class NPMatchConfig:
     def __post_init__(self) -> None:
         check_ranges(self, fractions=("threshold",), positive=("entropy",))
 
+    @property
+    def heads(self) -> dict[str, HeadSpec]:
+        """The neural process."""
+        return {HEAD: HeadSpec("neural_process")}
+
 
 class Process(Protocol):
-    """The methods of the head :class:`semigpc.models.neural_process.NeuralProcess` that are used
-    here.
-    """
+    """What is used here of :class:`semigpc.models.neural_process.NeuralProcess`."""
 
     def predict(self, features: Tensor) -> Tensor:
         """log p, (U, C), from the memories."""
@@ -62,81 +66,69 @@ class Process(Protocol):
         """Logits (T, B, C) and (T, U, C) to learn from, and the divergence."""
 
 
-class NPMatch(nn.Module):
-    """L = mean_t H(z_x,t, y) + w_u mean_t m H(z_s,t, argmax p) + w_d D_a(N_c, N_s), with logits of
-    T latent samples.
+class NPMatch(Algorithm):
+    """L = mean_t H(z_x,t, y) + w_u mean_t m H(z_s,t, argmax p) + w_d D_a(N_c, N_s).
 
+    The logits z_t come from T latent samples.
     p_w = mean_t softmax(z_w,t), from the process's memories and refined by f; p is p_w divided by
     the batch's mean of it, rows renormalised. The mask m = 1[ conf(p) >= tau_c and H(p_w) <= H_max
     ] has class thresholds as FlexMatch's: every unlabelled image keeps the class c that it last had
     with conf(p) >= tau and H(p_w) <= H_max; n_c have class c and n_0 have none yet, and tau_c = tau
     beta_c / (2 - beta_c) with beta_c = n_c / max(n_0, n_1, ...), before the batch is counted. All
-    are 0
-    at first, when the entropy alone decides: a short run needs no warm-up. As in all algorithms
-    here, the mean of the second term is over the whole batch; in the original it is over what the
-    mask lets through. D_a is the divergence of the latent Gaussians of labelled images and of
-    strong views, skewed to that with less entropy.
+    are 0 at first, when the entropy alone decides: a short run needs no warm-up. As in all
+    algorithms here, the mean of the second term is over the whole batch; in the original it is
+    over the rows in the mask. D_a is the divergence of the latent Gaussians of labelled images and
+    of strong views, skewed to that with less entropy.
 
-    The linear classifier is not trained: the process answers in its place, and what add-ons see as
-    logits are log p of it. Draws T L numbers for the weak views, then 2 T L to learn from. A step
+    The linear classifier is not trained: the process is evaluated in its place, and add-ons receive
+    its log p as logits. Draws T L numbers for the weak views, then 2 T L to learn from. A step
     costs O(T (B + 2 U) D^2 + u) more than FixMatch's.
     """
 
     views = ("weak", "strong")
-    sites = ("semantic",)
     takes_addons = True
+    answers = True
+    config: NPMatchConfig
     last_class: Tensor
 
     def __init__(
         self, config: NPMatchConfig, refiner: Refiner, task: Task, addon: AddOn | None = None
     ) -> None:
-        super().__init__()
-        self.config, self.refiner, self.addon = config, refiner, addon or AddOn.none(task)
+        super().__init__(config, refiner, task, addon)
         self.n_classes = task.n_classes
         if task.n_unlabeled < 1:
-            raise ValueError(
-                f"NP-Match keeps a class for each unlabelled image, so task.n_unlabeled must be at least 1; got "
-                f"{task.n_unlabeled}. Say how many there are."
+            raise SettingsError(
+                "NP-Match stores a class for each unlabelled image, so Task.n_unlabeled must be at "
+                f"least 1; got {task.n_unlabeled}. Set it to the number of unlabelled images."
             )
-        self.register_buffer(
-            "last_class", torch.full((task.n_unlabeled,), -1)
-        )  # (u,), -1: none yet
+        no_class = torch.full((task.n_unlabeled,), -1)
+        self.register_buffer("last_class", no_class)  # (u,)
 
     def step(self, networks: Networks, batch: Batch, clock: Clock) -> StepOutput:
-        config, refiner, addon, step = (
-            self.config,
-            self.refiner,
-            self.addon,
-            Step(networks, batch, clock),
-        )
+        config = self.config
+        refiner = self.refiner
+        addon = self.addon
+        step = Step(networks, batch, clock)
         x, weak, strong = networks.forward(batch.x, batch.views["weak"], batch.views["strong"])
         process = process_of(networks.student)
 
         refiner.observe("before", x, batch)
         with torch.no_grad():
             weak = weak._replace(logits=process.predict(weak.features))
-            weak_output = addon.weak(step, weak)
-            probs_w = refiner.refine(
-                "semantic", weak_output, refiner.classify(weak_output).logits.softmax(dim=1)
-            )  # (U, C)
-            probs_w = addon.opinion(step, weak_output, probs_w)
-            probs = align(
-                probs_w, torch.full_like(probs_w[0], 1 / self.n_classes), probs_w.mean(dim=0)
-            )
+            weak_output, probs_w = self.weak_probs(step, weak)  # (U, C)
+            uniform = torch.full_like(probs_w[0], 1 / self.n_classes)
+            probs = align(probs_w, uniform, probs_w.mean(dim=0))
             probs = addon.targets(step, weak_output, probs)
+            confidence = refiner.confidence(weak_output, probs)
             entropy = torch.special.entr(probs_w).sum(dim=1)
-            mask = self._select(
-                probs, refiner.confidence(weak_output, probs), entropy, batch.view_index
-            )  # (U,)
+            mask = self._select(probs, confidence, entropy, batch.view_index)  # (U,)
             targets = probs.argmax(dim=1)
 
         samples_x, samples_s, loss_d = process.study(
             x.features, batch.y, strong.features, targets, mask
         )
-        x, strong = (
-            x._replace(logits=mean_log_probs(samples_x)),
-            strong._replace(logits=mean_log_probs(samples_s)),
-        )
+        x = x._replace(logits=mean_log_probs(samples_x))
+        strong = strong._replace(logits=mean_log_probs(samples_s))
         logits_x = unless_replaced(samples_x, x, refiner.classify(x, batch.index))  # (T B, C)
         logits_s = unless_replaced(samples_s, strong, refiner.classify(strong))  # (T U, C)
         refiner.observe("after", x, batch)
@@ -166,29 +158,28 @@ class NPMatch(nn.Module):
         return self.config.threshold * beta / (2 - beta)
 
     def _select(self, probs: Tensor, confidence: Tensor, entropy: Tensor, index: Tensor) -> Tensor:
-        """The mask (U,); what is sure beyond tau itself becomes the last class of its image."""
-        classes, certain = probs.argmax(dim=1), entropy <= self.config.entropy
+        """Return the mask (U,); labels that reach tau itself become their image's last class."""
+        classes = probs.argmax(dim=1)
+        certain = entropy <= self.config.entropy
         mask = (confidence >= self.class_thresholds().to(confidence)[classes]) & certain
-        sure = (confidence >= self.config.threshold) & certain
-        last = last_of_each(
-            index, sure
-        )  # an image may stand twice in a batch larger than the unlabelled set
+        kept = (confidence >= self.config.threshold) & certain
+        # a batch larger than the unlabelled set has images twice
+        last = last_of_each(index, kept)
         self.last_class[index] = torch.where(last >= 0, classes[last], self.last_class[index])
         return mask
 
 
 def process_of(network: nn.Module) -> Process:
-    """The head of a network, whatever is wrapped around that."""
+    """Return the neural process of a network, which may be wrapped."""
     for name, module in network.named_modules():
         if name == f"heads.{HEAD}" or name.endswith(f".heads.{HEAD}"):
             return cast("Process", module)
-    raise ValueError(
-        f"NP-Match needs a network with a head {HEAD!r}; this one has none. Build it with the config's heads."
+    raise SettingsError(
+        f"NP-Match needs a network with a head {HEAD!r}; this one has none. "
+        "Build it with the heads of NPMatchConfig."
     )
 
 
-def unless_replaced(samples: Tensor, asked: ModelOutput, answered: ModelOutput) -> Tensor:
-    """Logits to learn from: all samples as rows (T M, C), unless a refiner put logits (M, C) of its
-    own in their place.
-    """
-    return samples.flatten(0, 1) if answered.logits is asked.logits else answered.logits
+def unless_replaced(samples: Tensor, own: ModelOutput, classified: ModelOutput) -> Tensor:
+    """Return all samples as rows (T M, C), or the logits (M, C) that a refiner replaced them by."""
+    return samples.flatten(0, 1) if classified.logits is own.logits else classified.logits

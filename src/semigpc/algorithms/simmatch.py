@@ -1,13 +1,14 @@
-"""SimMatch (Zheng et al., 2022): a label and its nearest labelled images have to agree."""
+"""SimMatch (Zheng et al., 2022): a label has to agree with those of similar labelled images."""
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, Self
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from semigpc.addons import AddOn, Step
+from semigpc.algorithms.base import Algorithm, AlgorithmConfig
 from semigpc.pseudo_labels import QueueAlignment, last_of_each
 from semigpc.refiners import Refiner
 from semigpc.types import (
@@ -24,7 +25,7 @@ from semigpc.types import (
 
 
 @dataclass(frozen=True, kw_only=True)
-class SimMatchConfig:
+class SimMatchConfig(AlgorithmConfig):
     """Options of SimMatch.
 
     Args:
@@ -40,9 +41,10 @@ class SimMatchConfig:
             the weak views go through it too, as in the original code, so that a refiner remembers
             the teacher's features as well.
         bank_momentum: m of ``momentum``.
-        compat_usb: write and read the bank as USB does, for comparisons with it: rows normalised
-            across the batch, and images not seen yet count as random members of class 0.
     """
+
+    presets: ClassVar = {"digits": {"unlabeled_weight": 0.5}, "short": {"threshold": 0.8}}
+    uses_average: ClassVar[bool] = True
 
     threshold: float = 0.95
     temperature: float = 0.1
@@ -53,30 +55,41 @@ class SimMatchConfig:
     projection: int = 128
     bank: Literal["momentum", "teacher", "full_teacher"] = "momentum"
     bank_momentum: float = 0.7
-    compat_usb: bool = False
 
     def __post_init__(self) -> None:
-        check_ranges(
-            self, fractions=("threshold", "smoothing", "bank_momentum"), positive=("temperature",)
-        )
+        fractions = ("threshold", "smoothing", "bank_momentum")
+        check_ranges(self, fractions=fractions, positive=("temperature",))
 
     @property
     def heads(self) -> dict[str, HeadSpec]:
-        """Extra heads of the network."""
+        """The projection e."""
         return {"projection": HeadSpec("projection", self.projection)}
 
     def conflict(self, *, frozen: bool, average: bool) -> str | None:
-        """Return why these options do not fit a run without a moving average of the network, or
-        None.
-        """
+        """Return why these options need a moving average of the network, or None."""
         if self.bank.endswith("teacher") and not average:
-            return f"algorithm.bank={self.bank!r} needs a moving average; set train.ema, such as 0.999."
+            return (
+                f"algorithm.bank={self.bank!r} needs a moving average of the network; "
+                "set train.ema, such as 0.999."
+            )
         return None
 
+    def in_paper(self, *, temperature: float, photographs: bool, average: bool) -> Self:
+        """Return these options as in USB: T, and for photographs a bank written by the average.
 
-class SimMatch(nn.Module):
-    """L = H(z_x, y) + w_u 1[conf(p) >= tau] H(z_s, p) + w_in H(similarities of e(u_s) to the bank,
-    q).
+        USB's Semi-iNat files have a moving average with momentum 0, which is the network itself, so
+        that its bank holds the latest projections: a running average with momentum 0.
+        """
+        config = replace(self, temperature=temperature)
+        if not photographs:
+            return config
+        if average:
+            return replace(config, bank="teacher")
+        return replace(config, bank="momentum", bank_momentum=0.0)
+
+
+class SimMatch(Algorithm):
+    """L = H(z_x, y) + w_u 1[conf(p) >= tau] H(z_s, p) + w_in H(s(e(u_s)), q).
 
     p = a p_w + (1 - a) agg, where p_w is the aligned weak label and agg sums the similarities s of
     e(u_w) to the bank by class; q_j = s_j p_w[l_j], renormalised. The bank has one slot for each
@@ -86,6 +99,7 @@ class SimMatch(nn.Module):
     views = ("weak", "strong")
     sites = ("semantic", "aggregate", "final")
     takes_addons = True
+    config: SimMatchConfig
     bank: Tensor
     bank_labels: Tensor
     visited: Tensor
@@ -93,124 +107,108 @@ class SimMatch(nn.Module):
     def __init__(
         self, config: SimMatchConfig, refiner: Refiner, task: Task, addon: AddOn | None = None
     ) -> None:
-        super().__init__()
-        self.config, self.refiner, self.addon = config, refiner, addon or AddOn.none(task)
-        self.alignment = QueueAlignment(
-            torch.full((task.n_classes,), 1 / task.n_classes), config.alignment_batches
-        )
-        self.register_buffer(
-            "bank", F.normalize(torch.randn(task.n_labeled, config.projection), dim=1)
-        )
+        super().__init__(config, refiner, task, addon)
+        uniform = torch.full((task.n_classes,), 1 / task.n_classes)
+        self.alignment = QueueAlignment(uniform, config.alignment_batches)
+        rows = torch.randn(task.n_labeled, config.projection)
+        self.register_buffer("bank", F.normalize(rows, dim=1))
         self.register_buffer("bank_labels", torch.zeros(task.n_labeled, dtype=torch.int64))
-        self.register_buffer("visited", torch.full((task.n_labeled,), config.compat_usb))
-        self.asks_teacher = config.bank == "full_teacher"  # for the weak views
-        self._readable = config.compat_usb  # whether any entry was visited, on the host
+        self.register_buffer("visited", torch.zeros(task.n_labeled, dtype=torch.bool))
+        self._readable = False  # whether any entry was visited, on the host
         self.register_load_state_dict_post_hook(_restore_readable)  # type: ignore[no-untyped-call]
 
+    @property
+    def asks_teacher(self) -> bool:
+        """Whether weak views and the refiner's rows go through the moving average."""
+        return self.config.bank == "full_teacher"
+
     def step(self, networks: Networks, batch: Batch, clock: Clock) -> StepOutput:
-        config, refiner, addon, step = (
-            self.config,
-            self.refiner,
-            self.addon,
-            Step(networks, batch, clock),
-        )
+        config = self.config
+        refiner = self.refiner
+        addon = self.addon
+        step = Step(networks, batch, clock)
         x, weak, strong = networks.forward(batch.x, batch.views["weak"], batch.views["strong"])
-        banked, remembered, weak_view = (
-            x,
-            x,
-            weak,
-        )  # what refiner and weak views see is of one network
-        if config.bank == "teacher":
-            banked = networks.ask_teacher(batch.x)
-        elif config.bank == "full_teacher":
-            asked = networks.ask_teacher(torch.cat([batch.x, batch.views["weak"]]))
-            banked, weak_view = asked.split([len(x.logits), len(weak.logits)])
-            remembered = banked
+        banked, remembered, weak_view = self._sources(networks, batch, x, weak)
 
         refiner.observe("before", remembered, batch)
         logits_x = refiner.classify(x, batch.index).logits  # (B, C)
         logits_s = refiner.classify(strong).logits  # (U, C)
         with torch.no_grad():
-            weak_output = addon.weak(step, weak_view)
-            probs_w = refiner.refine(
-                "semantic", weak_output, refiner.classify(weak_output).logits.softmax(dim=1)
-            )
-            probs_w = self.alignment(addon.opinion(step, weak_output, probs_w))
-            readable = clock.epoch > 0 and self._readable
-            smoothed, instances = (
-                self._smooth(weak_output, probs_w) if readable else (probs_w, None)
-            )
-            probs = addon.targets(
-                step, weak_output, refiner.refine("final", weak_output, smoothed)
-            )  # (U, C)
+            weak_output, probs_w = self.weak_probs(step, weak_view)
+            probs_w = self.alignment(probs_w)
+            smoothed = probs_w
+            instances = None
+            if clock.epoch > 0 and self._readable:
+                smoothed, instances = self._smooth(weak_output, probs_w)
+            probs = refiner.refine("final", weak_output, smoothed)
+            probs = addon.targets(step, weak_output, probs)  # (U, C)
             mask = refiner.confidence(weak_output, probs) >= config.threshold  # (U,)
 
         loss_x = addon.labeled_loss(step, logits_x, batch.y)
         loss_u = addon.unlabeled_loss(step, logits_s, probs, mask)
-        loss_in = (
-            logits_s.new_zeros(()) if instances is None else self._instance_loss(strong, instances)
-        )
+        loss_in = logits_s.new_zeros(())
+        if instances is not None:
+            loss_in = self._instance_loss(strong, instances)
         self._write(banked, batch)
         refiner.observe("after", remembered, batch)
+        parts = {"loss_x": loss_x, "loss_u": loss_u, "loss_in": loss_in}
         output = StepOutput(
             loss_x + config.unlabeled_weight * loss_u + config.instance_weight * loss_in,
-            {
-                "loss_x": loss_x,
-                "loss_u": loss_u,
-                "loss_in": loss_in,
-                "mask_rate": mask.float().mean(),
-            },
+            parts | {"mask_rate": mask.float().mean()},
             PseudoLabels(probs, mask),
         )
         return addon.with_extra_loss(output, step, x, weak, strong)
 
+    def _sources(
+        self, networks: Networks, batch: Batch, x: ModelOutput, weak: ModelOutput
+    ) -> tuple[ModelOutput, ModelOutput, ModelOutput]:
+        """Return what enters the bank and the refiner's memory (B rows), and the weak views (U).
+
+        The last two are of one network: the refiner compares them with each other.
+        """
+        if self.config.bank == "teacher":
+            return networks.ask_teacher(batch.x), x, weak
+        if self.config.bank == "full_teacher":
+            output = networks.ask_teacher(torch.cat([batch.x, batch.views["weak"]]))
+            labeled, unlabeled = output.split([len(x.logits), len(weak.logits)])
+            return labeled, labeled, unlabeled
+        return x, x, weak
+
     def _similarities(self, output: ModelOutput) -> Tensor:
         """e . E_j / T, (U, n_labeled); minus infinity where nothing has been written yet."""
-        bank = self.bank.to(
-            output.logits, copy=True
-        )  # a copy, as the bank is written before the gradient is taken
+        # a copy, as the bank is written before the gradient is computed
+        bank = self.bank.to(output.logits, copy=True)
         scores = output.heads["projection"] @ bank.mT / self.config.temperature
         return scores.masked_fill(~self.visited, -torch.inf)
 
     def _smooth(self, weak: ModelOutput, probs_w: Tensor) -> tuple[Tensor, Tensor]:
-        """The smoothed label (U, C) and the instance target q (U, n_labeled), whose rows sum to 1."""
+        """Return the smoothed label (U, C) and the instance target q (U, n_labeled)."""
         s = torch.softmax(self._similarities(weak), dim=1)
         aggregate = torch.zeros_like(probs_w).index_add_(1, self.bank_labels, s.to(probs_w))
         aggregate = self.refiner.refine("aggregate", weak, aggregate)
-        q = s * self.refiner.refine("final", weak, probs_w)[:, self.bank_labels]  # unfold and scale
+        q = s * self.refiner.refine("final", weak, probs_w)[:, self.bank_labels]
         smoothed = self.config.smoothing * probs_w + (1 - self.config.smoothing) * aggregate
-        return smoothed, q / q.sum(dim=1, keepdim=True).clamp_min(
-            torch.finfo(q.dtype).tiny
-        )  # 0 / 0: none of its classes seen
+        # the sum is 0 where none of the label's classes is in the bank yet
+        total = q.sum(dim=1, keepdim=True).clamp_min(torch.finfo(q.dtype).tiny)
+        return smoothed, q / total
 
     def _instance_loss(self, strong: ModelOutput, instances: Tensor) -> Tensor:
-        """mean_b - sum_j q_j log softmax_j(e(u_s) . E_j / T); the gradient flows through e(u_s)
-        alone.
-        """
+        """mean_b - sum_j q_j log softmax_j(e(u_s) . E_j / T), with a gradient in e(u_s) alone."""
         log_s = F.log_softmax(self._similarities(strong), dim=1).masked_fill(~self.visited, 0)
         return -(instances * log_s).sum(dim=1).mean()
 
     @torch.no_grad()
     def _write(self, x: ModelOutput, batch: Batch) -> None:
-        config, index = self.config, batch.index
-        last = last_of_each(
-            index
-        )  # an image may stand twice in a batch larger than the labelled set
-        if config.bank == "momentum":
-            m = config.bank_momentum
-            mixed = m * self.bank[index] + (1 - m) * x.heads["projection"].to(self.bank)
-            if config.compat_usb:
-                once = last == torch.arange(len(last), device=last.device)
-                entries = F.normalize(mixed * once.unsqueeze(1), dim=0)
-            else:
-                entries = F.normalize(mixed, dim=1)
-        else:
-            entries = x.heads["projection"].to(self.bank)
-        self.bank[index], self.bank_labels[index], self.visited[index] = (
-            entries[last],
-            batch.y[last],
-            True,
-        )
+        """Write the projections (B, width) and labels of the labelled batch into the bank."""
+        index = batch.index
+        last = last_of_each(index)  # a batch larger than the labelled set has images twice
+        entries = x.heads["projection"].to(self.bank)
+        if self.config.bank == "momentum":
+            m = self.config.bank_momentum
+            entries = F.normalize(m * self.bank[index] + (1 - m) * entries, dim=1)
+        self.bank[index] = entries[last]
+        self.bank_labels[index] = batch.y[last]
+        self.visited[index] = True
         self._readable = True
 
 

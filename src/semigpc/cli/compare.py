@@ -101,7 +101,6 @@ def compare_command(
     """
     from semigpc.cli.live import ComparisonProgress
     from semigpc.io.atomic import write_json
-    from semigpc.refiners import PlacementConfig
     from semigpc.report.comparison_page import write_comparison_report
     from semigpc.training.comparison import compare, figures_of, mean_gain
     from semigpc.training.presets import RECIPES, TrainOptions, make_cells
@@ -128,11 +127,7 @@ def compare_command(
             data, options, algorithms=algorithm, addons=addon, refiners=refiner, settings=settings
         )
         for cell in cells:
-            refined = cell.experiment.refiner
-            if (
-                isinstance(refined, PlacementConfig)
-                and refined.warmup_steps >= cell.experiment.train.steps
-            ):
+            if cell.experiment.refiner.warmup_steps >= cell.experiment.train.steps:
                 say(
                     f"Note: {cell.label} never uses its refiner: lower refiner.warmup_steps or raise --steps.",
                     err=True,

@@ -38,23 +38,13 @@ Item = TypeVar("Item")
 Power = Callable[[float], float]  # p of a labelled draw, by the share of training done
 
 
-def epoch_order(
-    size: int, draws: int, *, seed: int, epoch: int, stream: int, usb_order: bool = False
-) -> Integers:
+def epoch_order(size: int, draws: int, *, seed: int, epoch: int, stream: int) -> Integers:
     """Return the positions of one epoch, (draws,): whole random permutations of ``size``, and the
-    beginning of one more.
-
-    The permutations depend on (seed, epoch, stream). With ``usb_order`` they depend on the epoch
-    alone and are those that the
-    code base USB draws: two seeds then see their images in the same order.
+    beginning of one more. They depend on (seed, epoch, stream).
     """
     rounds = -(-draws // size)
-    if usb_order:
-        source = torch.Generator().manual_seed(epoch)
-        permutations = [torch.randperm(size, generator=source).numpy() for _ in range(rounds)]
-    else:
-        generator = np.random.default_rng([seed, epoch, stream])
-        permutations = [generator.permutation(size) for _ in range(rounds)]
+    generator = np.random.default_rng([seed, epoch, stream])
+    permutations = [generator.permutation(size) for _ in range(rounds)]
     return np.concatenate(permutations)[:draws].astype(np.int64)
 
 
@@ -99,7 +89,6 @@ class BatchStream(Dataset[Batch]):
         unlabeled_batch: U, not used if there are no views.
         seed: of positions and views, 0 or more.
         epoch_steps: steps per epoch, which is not a pass over the data.
-        usb_order: leave the seed out of the positions.
         total_steps: of the run.
         power: exponent of the class counts in labelled draws, see :func:`drawn_order`, by the share
             of training done; called once per epoch. 1 is a plain shuffle.
@@ -114,7 +103,6 @@ class BatchStream(Dataset[Batch]):
     unlabeled_batch: int
     seed: int
     epoch_steps: int
-    usb_order: bool = False
     total_steps: int = 1
     power: Power | None = None
     balanced: bool = False
@@ -188,9 +176,7 @@ class BatchStream(Dataset[Batch]):
                 self.labeled.labels, draws, power, seed=self.seed, epoch=epoch, stream=stream
             )
         size = len(self.unlabeled if stream == UNLABELED else self.labeled)
-        return epoch_order(
-            size, draws, seed=self.seed, epoch=epoch, stream=stream, usb_order=self.usb_order
-        )
+        return epoch_order(size, draws, seed=self.seed, epoch=epoch, stream=stream)
 
 
 def check_unlabeled(views: Sequence[str], unlabeled: ImageSet) -> None:

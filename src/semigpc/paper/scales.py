@@ -13,17 +13,15 @@ from typing import Any, Literal, Required
 
 from typing_extensions import TypedDict
 
-from semigpc.algorithms import CoMatchConfig, ReMixMatchConfig, SimMatchConfig
 from semigpc.data import AugmentConfig, CifarConfig, FGVCConfig
 from semigpc.data.augment import CIFAR100_MEAN, CIFAR100_STD, IMAGENET_MEAN, IMAGENET_STD, Triple
 from semigpc.io.errors import SettingsError
 from semigpc.models import ModelConfig
 from semigpc.models.backbones import VITS
 from semigpc.models.pretrained import WEIGHTS, WeightFile, find_weights
-from semigpc.refiners import GPConfig, SimilarityConfig, auto_logit_scale
 from semigpc.training import Experiment, TrainConfig
 from semigpc.training.experiment import config_type
-from semigpc.training.presets import on_cached_features, short_run, small_memory
+from semigpc.training.presets import on_cached_features
 
 Pretraining = Literal["supervised", "dino", "msn"]
 BUFFER = 16_300  # labelled features that a refiner keeps
@@ -124,8 +122,15 @@ def paper_experiment(
             much of each class (the daggered rows). The rest as in :class:`PaperRun`.
     """
     suite = SUITES[name]
-    chosen, comparator = paper_algorithm(algorithm, suite), config_type("addon", addon)()
-    ema = suite.averaged if isinstance(chosen, SimMatchConfig | CoMatchConfig) else 0.0
+    chosen = config_type("algorithm", algorithm)().in_paper(
+        temperature=suite.similarity, photographs=not suite.small, average=suite.averaged > 0
+    )
+    memory = config_type("refiner", refiner)().with_memory(buffer_size=BUFFER, warmup_steps=WARMUP)
+    memory = memory.in_paper(
+        temperature=suite.similarity, n_classes=suite.n_classes, balanced=balanced
+    )
+    comparator = config_type("addon", addon)()
+    ema = suite.averaged if chosen.uses_average else 0.0
     file = weight_file(suite.backbone, pretraining)
     return Experiment(
         data=data,
@@ -141,7 +146,7 @@ def paper_experiment(
         ),
         algorithm=chosen,
         addon=comparator,
-        refiner=paper_refiner(refiner, suite, balanced=balanced),
+        refiner=memory,
         train=TrainConfig(
             steps=204_800,
             epoch_steps=1024,
@@ -159,55 +164,6 @@ def paper_experiment(
             eval_batch=16,
         ),
         seed=seed,
-    )
-
-
-def paper_algorithm(name: str, suite: Suite) -> Any:
-    """Return an algorithm as in USB's ViT files: the defaults of its config, and in SimMatch what
-    depends on the data.
-
-    USB's Semi-iNat files have a moving average with momentum 0, which is the network itself, so
-    that the bank which it writes
-    holds the projections as they were last: a running average with momentum 0.
-    """
-    config = config_type("algorithm", name)()
-    if not isinstance(config, SimMatchConfig):
-        return config
-    config = replace(config, temperature=suite.similarity)
-    if suite.small:
-        return config
-    return (
-        replace(config, bank="teacher")
-        if suite.averaged
-        else replace(config, bank="momentum", bank_momentum=0.0)
-    )
-
-
-def paper_refiner(name: str, suite: Suite, *, balanced: bool) -> Any:
-    """Return a refiner as in section 3 of the paper.
-
-    The paper prints neither l nor sigma nor lambda; these are ours: l^2 = T of SimMatch's
-    similarities, sigma^2 = 0.1, and lambda by :func:`auto_logit_scale`. Buffer and weak views have
-    features of the network in training, also where SimMatch's
-    bank is written by its average: the weak logits come from that network in USB, and the buffer
-    answers in their place.
-    """
-    config = config_type("refiner", name)()
-    if isinstance(config, GPConfig | SimilarityConfig):
-        config = replace(config, buffer_size=BUFFER, balanced=balanced, warmup_steps=WARMUP)
-    if isinstance(config, GPConfig):
-        return replace(
-            config,
-            length_scale=suite.similarity**0.5,
-            noise_std=0.1**0.5,
-            logit_scale=auto_logit_scale(suite.n_classes),
-            class_prior="none",
-            eval_head="linear",
-        )
-    return (
-        replace(config, temperature=suite.similarity)
-        if isinstance(config, SimilarityConfig)
-        else config
     )
 
 
@@ -300,25 +256,21 @@ def _small(experiment: Experiment) -> Experiment:
     """Train a CNN of 93 000 weights from scratch, on CIFAR at 16 x 16; about two minutes a run on
     one CPU core.
     """
-    remixmatch, images = (
-        isinstance(experiment.algorithm, ReMixMatchConfig),
-        experiment.augment.image_size <= 32,
-    )
+    images = experiment.augment.image_size <= 32
+    algorithm = experiment.algorithm.preset("short")
     return replace(
         experiment,
         augment=replace(
             experiment.augment, image_size=SMALL if images else PHOTOGRAPH, operations=1
         ),
         model=ModelConfig(name="small_cnn"),
-        algorithm=short_run(experiment.algorithm),
-        refiner=small_memory(experiment.refiner, 1024, 200),
+        algorithm=algorithm,
+        refiner=experiment.refiner.for_short_run(buffer_size=1024, warmup_steps=200),
         train=TrainConfig(
             steps=1500,
             epoch_steps=100,
             labeled_batch=32,
-            unlabeled_ratio=1
-            if remixmatch
-            else 2,  # as in the classic recipes; it sees each image three times
+            unlabeled_ratio=algorithm.small_ratio,
             lr=2e-3,
             layer_decay=1.0,
             warmup_steps=50,
@@ -342,9 +294,10 @@ def shorten(experiment: Experiment, steps: int) -> Experiment:
     train, refiner = experiment.train, experiment.refiner
     intervals = ("epoch_steps", "eval_steps", "checkpoint_steps", "log_steps")
     at_most = {name: min(getattr(train, name), steps) for name in intervals}
-    if isinstance(refiner, GPConfig | SimilarityConfig):
-        room = max(steps * train.labeled_batch, _n_classes(experiment.data))
-        refiner = replace(refiner, buffer_size=min(refiner.buffer_size, room))
+    room = max(steps * train.labeled_batch, _n_classes(experiment.data))
+    refiner = refiner.with_memory(
+        buffer_size=min(refiner.buffer_size, room), warmup_steps=refiner.warmup_steps
+    )
     warmup = train.warmup_steps * steps // train.steps
     train = replace(train, steps=steps, warmup_steps=warmup, **at_most)
     return _acting(replace(experiment, refiner=refiner, train=train))
@@ -352,9 +305,10 @@ def shorten(experiment: Experiment, steps: int) -> Experiment:
 
 def _acting(experiment: Experiment) -> Experiment:
     """Return the experiment with a refiner that acts in at least half of every generation."""
-    refiner, steps = experiment.refiner, experiment.train.steps // experiment.addon.generations
-    if isinstance(refiner, GPConfig | SimilarityConfig):
-        refiner = replace(refiner, warmup_steps=min(refiner.warmup_steps, steps // 2))
+    refiner = experiment.refiner
+    steps = experiment.train.steps // experiment.addon.generations
+    warmup = min(refiner.warmup_steps, steps // 2)
+    refiner = refiner.with_memory(buffer_size=refiner.buffer_size, warmup_steps=warmup)
     return replace(experiment, refiner=refiner)
 
 

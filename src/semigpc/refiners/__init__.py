@@ -1,16 +1,21 @@
 """Refiners: they turn the classifier's probabilities for an unlabelled image into its pseudo-label.
 
-An algorithm calls ``classify`` on the network's output, ``refine`` at each site where probabilities
-become targets, ``confidence`` to compare with its threshold, and ``observe`` at the beginning and
-at the end of a step. To add a refiner, write a file with a config and a class with these four
-methods and the attribute ``observes``, and add a line to ``REFINERS``.
+To add one, write a file with a frozen config (a subclass of :class:`RefinerConfig`, or of
+:class:`PlacementConfig` if it has a memory) and a subclass of :class:`Refiner`, and add a line to
+``REFINERS``.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from semigpc.gp.certainty import auto_logit_scale
-from semigpc.refiners.base import NoRefiner, NoRefinerConfig, PlacementConfig, Refiner
+from semigpc.refiners.base import (
+    NoRefiner,
+    NoRefinerConfig,
+    PlacementConfig,
+    Refiner,
+    RefinerConfig,
+)
 from semigpc.refiners.engines import (
     AutoOptions,
     EnsembleOptions,
@@ -23,11 +28,12 @@ from semigpc.refiners.similarity import SimilarityConfig, SimilarityRefiner
 
 
 class RefinerEntry(NamedTuple):
-    """A refiner's config, how it is made from (config, n_features, n_classes, device=None), and its
-    name in tables.
+    """A refiner's config, how to build it, and its name in tables.
+
+    ``build`` is called with (config, n_features, n_classes, device=None).
     """
 
-    config: type[Any]
+    config: type[RefinerConfig]
     build: Callable[..., Refiner]
     label: str
 
@@ -50,6 +56,7 @@ __all__ = [
     "NoRefinerConfig",
     "PlacementConfig",
     "Refiner",
+    "RefinerConfig",
     "RefinerEntry",
     "SimilarityConfig",
     "SimilarityRefiner",

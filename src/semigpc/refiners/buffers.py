@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from semigpc.io.errors import SettingsError
 from semigpc.types import HostState
 
 
@@ -127,6 +128,11 @@ class Buffer(nn.Module):
         """Return the number of occupied slots."""
         return len(self.entries)
 
+    @property
+    def entries_per_class(self) -> int:
+        """Entries of each class when all rings are full; 0 for a buffer without rings."""
+        return 0
+
     def write(self, labels: Tensor, indices: Tensor | None = None) -> Written:
         """Make room for a batch, and record it. O(B).
 
@@ -200,11 +206,17 @@ class BalancedBuffer(Buffer):
         super().__init__(capacity, n_classes)
         self.class_capacity = capacity // n_classes
         if not self.class_capacity:
-            raise ValueError(
-                f"capacity must be at least n_classes, one slot per class; got {capacity} < {n_classes}."
+            raise SettingsError(
+                "capacity must be at least n_classes, one slot per class; "
+                f"got {capacity} < {n_classes}."
             )
         self._read_rings()
         self.register_load_state_dict_post_hook(_reread)  # type: ignore[no-untyped-call]
+
+    @property
+    def entries_per_class(self) -> int:
+        """floor(N_Q / C)."""
+        return self.class_capacity
 
     def plan(self, labels: Tensor) -> Written:
         arrivals: dict[int, list[int]] = {}
@@ -246,6 +258,6 @@ def _reread(buffer: BalancedBuffer, _incompatible_keys: object) -> None:
     buffer._read_rings()
 
 
-BUFFERS: dict[str, type[Buffer]] = {"fifo": FIFOBuffer, "balanced": BalancedBuffer}
-
-__all__ = ["BUFFERS", "BalancedBuffer", "Buffer", "FIFOBuffer", "Written"]
+def build_buffer(capacity: int, n_classes: int, *, balanced: bool) -> Buffer:
+    """Return an empty buffer: one ring for each class, or one queue."""
+    return (BalancedBuffer if balanced else FIFOBuffer)(capacity, n_classes)

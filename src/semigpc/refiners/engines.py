@@ -4,9 +4,9 @@ how each is built.
 
 import logging
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import torch
 
@@ -135,6 +135,9 @@ class AutoOptions(EnsembleOptions):
 
     name: ClassVar[str] = "auto"
 
+    def check(self, buffer_size: int) -> None:
+        """Any size will do: a buffer with fewer slots than members fits one exact GP."""
+
     def choose(self, config: "GPConfig", device: Device) -> Choice:
         """Exact if the rest of the config needs it, and otherwise by the device's memory."""
         if config.kernel_clip:
@@ -207,9 +210,6 @@ class GPConfig(PlacementConfig):
         role: ``refine`` replaces the weak view's probabilities and changes no gradient path;
             ``classifier`` puts the GP in the place of the linear layer for every view, with
             gradients through the query k(h(x), h_Q) alone.
-        buffer_size: N_Q, labelled entries remembered.
-        balanced: one ring of N_Q / C entries for each class (the paper's daggered rows) instead of
-            one queue; all are filled with views of the labelled images when the warm-up ends.
         length_scale: l, or "auto". With unit features l^2 plays the part of SimMatch's temperature.
         noise_std: sigma, beside an output scale of 1: the mean depends on their ratio alone.
         kernel: k, a name in :data:`semigpc.gp.KERNELS`; cosine and ntk have no length_scale.
@@ -245,8 +245,6 @@ class GPConfig(PlacementConfig):
     """
 
     role: Literal["refine", "classifier"] = "refine"
-    buffer_size: int = 16300
-    balanced: bool = False
     length_scale: float | Literal["auto"] = "auto"
     noise_std: float = 0.1**0.5
     logit_scale: float | Literal["auto"] = "auto"
@@ -266,6 +264,34 @@ class GPConfig(PlacementConfig):
         """Whether evaluation fills a buffer of its own."""
         return self.eval_buffer == "rebuilt" or (
             self.eval_buffer == "auto" and self.role == "classifier"
+        )
+
+    @property
+    def automatic(self) -> frozenset[str]:
+        """Those of length_scale and logit_scale that are "auto"."""
+        scales = {"length_scale": self.length_scale, "logit_scale": self.logit_scale}
+        return frozenset(name for name, value in scales.items() if value == "auto")
+
+    def for_short_run(self, *, buffer_size: int, warmup_steps: int) -> Self:
+        """Return the defaults, which follow the features and need no balanced buffer."""
+        return type(self)(buffer_size=buffer_size, warmup_steps=warmup_steps)
+
+    def in_paper(self, *, temperature: float, n_classes: int, balanced: bool) -> Self:
+        """Return these options as in section 3 of the paper.
+
+        It prints neither l nor sigma nor lambda; these are ours: l^2 = T of SimMatch's
+        similarities, sigma^2 = 0.1, and lambda by :func:`auto_logit_scale`. Buffer and weak views
+        have features of the network in training, also where SimMatch's bank is written by its
+        average: in USB the weak logits come from that network, and the GP replaces them.
+        """
+        return replace(
+            self,
+            balanced=balanced,
+            length_scale=temperature**0.5,
+            noise_std=0.1**0.5,
+            logit_scale=auto_logit_scale(n_classes),
+            class_prior="none",
+            eval_head="linear",
         )
 
     @property

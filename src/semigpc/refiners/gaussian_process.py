@@ -6,13 +6,13 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from semigpc.gp import ExactGP, KernelHead
 from semigpc.gp.certainty import expected_probability, explained_share
 from semigpc.pseudo_labels import one_hot
-from semigpc.refiners.base import Moment, Placement, Site
-from semigpc.refiners.buffers import BalancedBuffer, Buffer, FIFOBuffer
+from semigpc.refiners.base import Moment, Placement, Refiner, Site
+from semigpc.refiners.buffers import build_buffer
 from semigpc.refiners.engines import Confidence, GPConfig, build_engine, choose_engine
 from semigpc.refiners.learning import build_learner
 from semigpc.refiners.tuning import build_tuner
@@ -42,7 +42,7 @@ class Belief(NamedTuple):
         return torch.softmax(self.logits, dim=1).gather(1, classes.unsqueeze(1)).squeeze(1)
 
 
-class GaussianProcessRefiner(nn.Module):
+class GaussianProcessRefiner(Refiner):
     """z(x) = lambda k(h(x), h_Q) K^-1 y_Q over a buffer of labelled features (equation 3 of the
     paper).
 
@@ -77,15 +77,22 @@ class GaussianProcessRefiner(nn.Module):
         super().__init__()
         self.config, self.n_features, self.n_classes = config, n_features, n_classes
         self.placement = Placement(config)
-        if config.balanced:
-            self.buffer: Buffer = BalancedBuffer(config.buffer_size, n_classes)
-        else:
-            self.buffer = FIFOBuffer(config.buffer_size, n_classes)
+        self.buffer = build_buffer(config.buffer_size, n_classes, balanced=config.balanced)
         self.choice = choose_engine(config, device)
         self.engine = build_engine(config, n_features, n_classes, device=device)
         self.learner = build_learner(config, n_classes, device=device)
         self.tuner = build_tuner(config, n_features, n_classes, device=device)
         self.register_load_state_dict_pre_hook(_adopt)  # type: ignore[no-untyped-call]
+
+    @property
+    def gp(self) -> "GaussianProcessRefiner":
+        """The refiner itself: its logits can be evaluated and exported."""
+        return self
+
+    @property
+    def entries_per_class(self) -> int:
+        """Rows of each class in a balanced buffer, which training fills; 0 otherwise."""
+        return self.buffer.entries_per_class
 
     @property
     def scales(self) -> dict[str, Tensor | float]:
@@ -287,7 +294,7 @@ class GaussianProcessRefiner(nn.Module):
     def observe(self, moment: Moment, x: ModelOutput, batch: Batch) -> None:
         """Write the labelled batch and move the inverse, at the moment that is configured."""
         if moment == self.config.push:
-            self.write(self.placement.features(x), batch.y, batch.index)
+            self.store(x, batch.y, batch.index)
         if moment == "after":
             self._count()
 
@@ -300,7 +307,7 @@ class GaussianProcessRefiner(nn.Module):
             features: (B, D) as the network has them. labels: (B,). index: (B,) positions in the
                 labelled set, if known.
         """
-        self.write(self.placement.features(_said(features)), labels, index)
+        self.store(_said(features), labels, index)
         self._count()
 
     def _tune(self, queries: Tensor) -> None:
@@ -321,6 +328,10 @@ class GaussianProcessRefiner(nn.Module):
             self.learner.after_step(
                 int(self.placement.steps), self.engine, logit_scale=self.logit_scale
             )
+
+    def store(self, output: ModelOutput, labels: Tensor, index: Tensor | None = None) -> None:
+        """Write labelled images (B rows) into the buffer, and count no step. O(B N^2)."""
+        self.write(self.placement.features(output), labels, index)
 
     @torch.no_grad()
     def write(self, features: Tensor, labels: Tensor, index: Tensor | None = None) -> None:
@@ -360,6 +371,16 @@ class GaussianProcessRefiner(nn.Module):
         learn="never".
         """
         return None if self.learner is None else self.learner.learned
+
+    def notes(self, *, has_threshold: bool) -> list[str]:
+        """Return which engine ``auto`` chose, and whether ``confidence`` has no effect."""
+        notes = []
+        if self.config.engine.name == "auto" and self.choice.name != "exact":
+            name, reason = self.choice.name, self.choice.reason
+            notes.append(f"The GP is computed by the {name} engine: {reason}.")
+        if self.config.confidence != "max_softmax" and not has_threshold:
+            notes.append("refiner.confidence has no effect: the algorithm has no threshold.")
+        return notes
 
     def facts(self) -> dict[str, Any]:
         """What to say of it: the engine and why it is that one, the entries, what was learned."""

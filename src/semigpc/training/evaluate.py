@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from semigpc.addons import Survey
 from semigpc.data import EvaluationLoader, ImageSet, Splits
 from semigpc.io.errors import DivergedError
-from semigpc.refiners import GaussianProcessRefiner, SimilarityRefiner
+from semigpc.refiners import GaussianProcessRefiner, Refiner
 from semigpc.refiners.engines import Confidence
 from semigpc.training.calibration import (
     calibrated,
@@ -246,12 +246,12 @@ def refilled(
     fresh = refiner.empty_copy()
     with _evaluating(network):
         for images, targets, positions in loader.batches(labeled):
-            fresh.write(fresh.placement.features(network(images)), targets, positions)
+            fresh.store(network(images), targets, positions)
     return fresh
 
 
 def fill_rings(
-    refiner: GaussianProcessRefiner | SimilarityRefiner,
+    refiner: Refiner,
     network: nn.Module,
     loader: EvaluationLoader,
     labeled: ImageSet,
@@ -265,7 +265,8 @@ def fill_rings(
     follow each other. The network is in evaluation mode, which all N_Q images pass once.
     """
     rng = np.random.default_rng([seed, FILLING])
-    rounds, labels = refiner.config.buffer_size // refiner.n_classes, labeled.labels
+    rounds = refiner.entries_per_class
+    labels = labeled.labels
     members = [np.flatnonzero(labels == c) for c in np.unique(labels)]
     turns = [
         np.concatenate([rng.permutation(rows) for _ in range(-(-rounds // len(rows)))])[:rounds]
@@ -279,10 +280,9 @@ def fill_rings(
             views = loader.source.cut("weak", loader.source.fetch(labeled, part), rng).to(
                 loader.device
             )
-            features = refiner.placement.features(network(loader.source.normalise(views)))
-            refiner.write(
-                features, torch.from_numpy(labels[part]).to(loader.device), torch.from_numpy(part)
-            )
+            output = network(loader.source.normalise(views))
+            classes = torch.from_numpy(labels[part]).to(loader.device)
+            refiner.store(output, classes, torch.from_numpy(part))
 
 
 # All training images ------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from semigpc.data import DATASETS, AugmentConfig, DigitsConfig
 from semigpc.io.errors import SettingsError
 from semigpc.io.text import unknown_name
 from semigpc.models import ModelConfig
-from semigpc.refiners import REFINERS, NoRefinerConfig, PlacementConfig
+from semigpc.refiners import REFINERS, NoRefinerConfig
 from semigpc.training.settings import (
     config_class,
     from_plain,
@@ -53,7 +53,6 @@ class TrainConfig:
             faster and changes figures.
         compile: translate the network by torch.compile, which takes time at the start and needs a
             C++ compiler.
-        compat_usb_order: let the order of images depend on the epoch alone and not on the seed.
         eval_steps, checkpoint_steps, log_steps: how often to do each.
         eval_batch: images at a time in evaluation. workers: processes that load images; 0 loads in
             the loop. By default one for each core but one, at most 8, where loading takes long
@@ -78,7 +77,6 @@ class TrainConfig:
     precision: Precision = "32-true"
     tf32: bool = False
     compile: bool = False
-    compat_usb_order: bool = False
     eval_steps: int = 2048
     checkpoint_steps: int = 2048
     log_steps: int = 128
@@ -162,7 +160,7 @@ class Experiment:
     augment: AugmentConfig = field(default_factory=lambda: AugmentConfig(image_size=8, flip=False))
     model: ModelConfig = field(default_factory=ModelConfig)
     algorithm: Any = field(default_factory=FixMatchConfig, metadata={"choices": ALGORITHMS})
-    addon: Any = field(default_factory=AddOnConfig, metadata={"choices": ADDONS})
+    addon: AddOnConfig = field(default_factory=AddOnConfig, metadata={"choices": ADDONS})
     refiner: Any = field(default_factory=NoRefinerConfig, metadata={"choices": REFINERS})
     train: TrainConfig = field(default_factory=TrainConfig)
     frozen: FrozenConfig | None = None
@@ -175,10 +173,12 @@ class Experiment:
             raise SettingsError(f"seed must not be negative; got {self.seed}.")
         if not isinstance(self.frozen, FrozenConfig | None):
             raise SettingsError(NOT_FROZEN.format(self.frozen))
-        if isinstance(self.refiner, PlacementConfig):
-            self._check_placement(self.refiner)
-        if callable(conflict := getattr(self.algorithm, "conflict", None)):
-            message = conflict(frozen=self.frozen is not None, average=self.train.ema > 0)
+        sites = ALGORITHMS[self.algorithm_name].build.sites
+        heads = self.algorithm.heads
+        for message in (
+            self.refiner.conflict(self.algorithm_name, sites=sites, heads=heads),
+            self.algorithm.conflict(frozen=self.frozen is not None, average=self.train.ema > 0),
+        ):
             if message is not None:
                 raise SettingsError(message)
         if self.addon_name != "none":
@@ -186,11 +186,11 @@ class Experiment:
 
     def _check_addon(self, addon: AddOnConfig) -> None:
         build = ALGORITHMS[self.algorithm_name].build
-        if not getattr(build, "takes_addons", False):
+        if not build.takes_addons:
             raise SettingsError(
                 f"{self.algorithm_name} does not use add-ons, so {self.addon_name} cannot act; leave it out."
             )
-        if addon.needs_unlabeled and not getattr(build, "views", ()):
+        if addon.needs_unlabeled and not build.views:
             raise SettingsError(
                 f"{self.addon_name} acts on unlabelled images, and {self.algorithm_name} learns from labels alone. Choose "
                 "another algorithm, or an add-on for the labels, such as effective_number."
@@ -208,17 +208,6 @@ class Experiment:
             raise SettingsError(
                 f"train.steps={self.train.steps} are shared among {addon.generations} generations, which need one each. "
                 "Train longer, or lower addon.generations."
-            )
-
-    def _check_placement(self, refiner: PlacementConfig) -> None:
-        sites = getattr(ALGORITHMS[self.algorithm_name].build, "sites", ())
-        if refiner.site not in sites:
-            raise SettingsError(
-                f"{self.algorithm_name} has no site {refiner.site!r}; refiner.site may be {', '.join(sites)}."
-            )
-        if refiner.feature == "projection" and "projection" not in self.algorithm.heads:
-            raise SettingsError(
-                f"{self.algorithm_name} has no projection head; leave refiner.feature at 'backbone'."
             )
 
     @property
@@ -245,15 +234,6 @@ class Experiment:
             REFINERS[self.refiner_name],
         )
         return " + ".join(part.label for part in parts if part.label)
-
-    @property
-    def has_threshold(self) -> bool:
-        """Whether the algorithm compares confidences with a threshold, so that
-        ``refiner.confidence`` matters.
-        """
-        return bool(
-            getattr(self.algorithm, "has_threshold", getattr(self.algorithm, "threshold", 0))
-        )
 
     def to_plain(self) -> dict[str, Any]:
         """Return nested dictionaries; configs that are chosen by name have it as ``name``."""

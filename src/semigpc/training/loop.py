@@ -23,7 +23,6 @@ from semigpc.data.feature_views import join
 from semigpc.data.loaders import InOrder, check_unlabeled, normalised, worker_count
 from semigpc.io.errors import CheckpointError, DivergedError
 from semigpc.io.threads import allowed, using
-from semigpc.refiners import GaussianProcessRefiner, PlacementConfig, SimilarityRefiner
 from semigpc.training.evaluate import evaluate_run, fill_rings, survey
 from semigpc.training.experiment import Experiment, TrainConfig
 from semigpc.training.optim import set_rate
@@ -93,9 +92,7 @@ def train(
             folder.check_same(experiment, splits)
         else:
             folder.refuse_if_taken()
-        check_unlabeled(
-            getattr(ALGORITHMS[experiment.algorithm_name].build, "views", ()), splits.unlabeled
-        )
+        check_unlabeled(ALGORITHMS[experiment.algorithm_name].build.views, splits.unlabeled)
         with _own_random_numbers(experiment):
             fabric = fabric or build_fabric(experiment)
             with fabric.rank_zero_first(local=True):  # may take minutes, which Ctrl-C ends at once
@@ -211,7 +208,6 @@ class Run:
             seed=self.experiment.seed,
             epoch_steps=config.epoch_steps,
             total_steps=self.current.last,
-            usb_order=config.compat_usb_order,
             power=addon.sampling_power,
             balanced=addon.needs_balanced_batch,
         )
@@ -236,11 +232,8 @@ class Run:
             self.journal,
         )
         own = replace(config, steps=current.steps)
-        journal.follow(
-            trainer.gp,
-            current.first
-            + max(config.warmup_steps, getattr(self.experiment.refiner, "warmup_steps", 0)),
-        )
+        warmup_steps = self.experiment.refiner.warmup_steps
+        journal.follow(trainer.refiner, current.first + max(config.warmup_steps, warmup_steps))
         for step in range(first, current.last):
             waited = time.perf_counter()
             batch = next(batches)
@@ -249,7 +242,7 @@ class Run:
             clock = Clock(step - current.first, current.steps, config.epoch_steps, current.number)
             if trainer.addon.surveys(clock):
                 trainer.addon.survey(survey(trainer.evaluated, current.splits, current.loader))
-            if clock.step == getattr(self.experiment.refiner, "warmup_steps", None):
+            if clock.step == warmup_steps:
                 self._fill_rings()
             output, rate = take_step(trainer, batch, clock, own)
             journal.record(step, output, batch, rate=rate, waited=waited)
@@ -312,54 +305,38 @@ class Run:
             write_checkpoint(path, tensors, state)
 
     def _finish(self, step: int, status: str) -> dict[str, Any]:
-        gp = self.current.trainer.gp
         facts = {
             "processes": self.fabric.world_size,
             "class_groups": self.groups,
-            "gp": None if gp is None else gp.facts(),
+            "gp": self.current.trainer.refiner.facts(),
         }
         return self.journal.finish(step, status=status, label=self.experiment.label, **facts)
 
     def _notes(self) -> Iterator[str]:
         """Yield what the reader of a run should know before it begins."""
-        experiment, current, gp = self.experiment, self.current, self.current.trainer.gp
+        experiment = self.experiment
+        current = self.current
         yield from current.splits.notes
-        learns = bool(current.trainer.algorithm.views)
-        if (
-            isinstance(experiment.refiner, PlacementConfig)
-            and learns
-            and experiment.refiner.warmup_steps >= current.steps
-        ):
+        warmup_steps = experiment.refiner.warmup_steps
+        if current.trainer.algorithm.views and warmup_steps >= current.steps:
             yield (
-                f"The refiner's warm-up, {experiment.refiner.warmup_steps} steps, is no shorter than training, "
-                f"{current.steps} steps, so it refines no pseudo-label; lower refiner.warmup_steps."
+                f"The refiner's warm-up, {warmup_steps} steps, is no shorter than training, "
+                f"{current.steps} steps, so no pseudo-label is refined; lower refiner.warmup_steps."
             )
         train = experiment.train
         if train.precision_on(self.fabric.device.type) != train.precision:
             yield f"train.precision={train.precision} needs a GPU; on this CPU the network computes in float32."
-        if gp is not None and gp.config.engine.name == "auto" and gp.choice.name != "exact":
-            yield f"The GP is computed by the {gp.choice.name} engine: {gp.choice.reason}."
-        if (
-            gp is not None
-            and gp.config.confidence != "max_softmax"
-            and not experiment.has_threshold
-        ):
-            yield f"refiner.confidence changes nothing: {experiment.algorithm_name} has no threshold as it is set."
+        has_threshold = experiment.algorithm.has_threshold
+        yield from current.trainer.refiner.notes(has_threshold=has_threshold)
 
     def _fill_rings(self) -> None:
         """Bring a balanced buffer into balance, which is done when the refiner begins to act."""
-        current, refiner = self.current, self.current.trainer.refiner
-        if (
-            isinstance(refiner, GaussianProcessRefiner | SimilarityRefiner)
-            and refiner.config.balanced
-        ):
-            fill_rings(
-                refiner,
-                current.trainer.asked,
-                current.loader,
-                current.splits.labeled,
-                self.experiment.seed,
-            )
+        current = self.current
+        trainer = current.trainer
+        labeled = current.splits.labeled
+        if trainer.refiner.entries_per_class:
+            seed = self.experiment.seed
+            fill_rings(trainer.refiner, trainer.asked, current.loader, labeled, seed)
 
     # Generations ----------------------------------------------------------------------------------
 

@@ -7,15 +7,7 @@ from typing import Any, Literal
 
 import torch
 
-from semigpc.algorithms import (
-    ALGORITHMS,
-    CoMatchConfig,
-    FixMatchConfig,
-    FreeMatchConfig,
-    NPMatchConfig,
-    ReMixMatchConfig,
-    SimMatchConfig,
-)
+from semigpc.algorithms import ALGORITHMS
 from semigpc.data import (
     ArraysConfig,
     AugmentConfig,
@@ -29,7 +21,6 @@ from semigpc.io.errors import DataError, SettingsError
 from semigpc.io.text import similar_names
 from semigpc.models import MODELS, ModelConfig
 from semigpc.models.backbones import VITS, has_embedded_weights, input_statistics
-from semigpc.refiners import GPConfig, SimilarityConfig
 from semigpc.training import Experiment, FrozenConfig, TrainConfig
 from semigpc.training.comparison import Cell
 from semigpc.training.experiment import config_type, override_all
@@ -133,11 +124,8 @@ def _small_images(
     data: DigitsConfig | MnistConfig, algorithm: str, refiner: str, seed: int
 ) -> Experiment:
     """Return the experiment that digits and MNIST share in both settings, at 8 x 8 pixels."""
-    method = config_type("algorithm", algorithm)()
-    if hasattr(method, "unlabeled_weight"):
-        method = replace(method, unlabeled_weight=method.unlabeled_weight / 2)
-    if isinstance(method, CoMatchConfig):
-        method = replace(method, queue_batches=8)
+    method = config_type("algorithm", algorithm)().preset("digits")
+    memory = config_type("refiner", refiner)().with_memory(buffer_size=512, warmup_steps=100)
     return Experiment(
         data=data,
         augment=AugmentConfig(
@@ -145,12 +133,12 @@ def _small_images(
         ),
         model=ModelConfig(name="small_cnn"),
         algorithm=method,
-        refiner=_with_buffer(config_type("refiner", refiner)(), 512, 100),
+        refiner=memory,
         train=TrainConfig(
             steps=1000,
             epoch_steps=100,
             labeled_batch=16,
-            unlabeled_ratio=_unlabeled_ratio(method),
+            unlabeled_ratio=method.small_ratio,
             lr=2e-3,
             layer_decay=1.0,
             warmup_steps=20,
@@ -187,10 +175,8 @@ def on_cached_features(
         experiment: data, algorithm and refiner. model: the frozen network. image_size: of the
             images it sees.
     """
-    algorithm = short_run(experiment.algorithm)
+    algorithm = experiment.algorithm.preset("short").preset("frozen")
     mean, std = input_statistics(model.name)
-    if isinstance(algorithm, ReMixMatchConfig):
-        algorithm = replace(algorithm, rotation_weight=0.0)  # features cannot be rotated
     return replace(
         experiment,
         augment=replace(
@@ -198,13 +184,13 @@ def on_cached_features(
         ),
         model=model,
         algorithm=algorithm,
-        refiner=small_memory(experiment.refiner, 512, 50),
+        refiner=experiment.refiner.for_short_run(buffer_size=512, warmup_steps=50),
         frozen=FrozenConfig(),
         train=TrainConfig(
             steps=600,
             epoch_steps=50,
             labeled_batch=32,
-            unlabeled_ratio=_unlabeled_ratio(algorithm),
+            unlabeled_ratio=algorithm.small_ratio,
             lr=1e-3,
             layer_decay=1.0,
             warmup_steps=20,
@@ -216,36 +202,6 @@ def on_cached_features(
             threads=1,
         ),
     )
-
-
-def short_run(algorithm: Any) -> Any:
-    """Return the algorithm with averages and a threshold that suit a run of some hundred steps."""
-    if isinstance(algorithm, FixMatchConfig | SimMatchConfig | CoMatchConfig | NPMatchConfig):
-        algorithm = replace(algorithm, threshold=0.8)
-    if isinstance(algorithm, CoMatchConfig):
-        algorithm = replace(algorithm, queue_batches=8)
-    if isinstance(algorithm, FreeMatchConfig):
-        algorithm = replace(algorithm, momentum=0.99)
-    if isinstance(algorithm, ReMixMatchConfig):
-        algorithm = replace(algorithm, alignment_momentum=0.99)
-    return algorithm
-
-
-def small_memory(refiner: Any, buffer_size: int, warmup_steps: int) -> Any:
-    """Return a refiner with a smaller buffer; a GP gets its defaults, which follow the features."""
-    fresh = GPConfig() if isinstance(refiner, GPConfig) else refiner
-    return _with_buffer(fresh, buffer_size, warmup_steps)
-
-
-def _with_buffer(refiner: Any, buffer_size: int, warmup_steps: int) -> Any:
-    if isinstance(refiner, GPConfig | SimilarityConfig):
-        return replace(refiner, buffer_size=buffer_size, warmup_steps=warmup_steps)
-    return refiner
-
-
-def _unlabeled_ratio(algorithm: Any) -> int:
-    """Return U / B; ReMixMatch sees each unlabelled image three times, so half as many suffice."""
-    return 1 if isinstance(algorithm, ReMixMatchConfig) else 2
 
 
 # A user's own images ------------------------------------------------------------------------------
@@ -301,9 +257,8 @@ class OwnData:
         size = options.image_size
         if size is None:
             size = self._image_size(name, cached)
-        method = config_type("algorithm", algorithm)()
-        if isinstance(method, CoMatchConfig):
-            method = replace(method, queue_batches=8)
+        method = config_type("algorithm", algorithm)().preset("own_data")
+        memory = config_type("refiner", refiner)().with_memory(buffer_size=2048, warmup_steps=100)
         transformer = name in VITS or name.startswith(("vit", "deit"))
         network = ModelConfig(name=name, image_size=size if transformer else None)
         if name == EMBEDDED.name:
@@ -318,7 +273,7 @@ class OwnData:
             augment=augment,
             model=network,
             algorithm=method,
-            refiner=_with_buffer(config_type("refiner", refiner)(), 2048, 100),
+            refiner=memory,
             train=TrainConfig(
                 steps=1000,
                 epoch_steps=100,

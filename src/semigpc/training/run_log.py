@@ -13,7 +13,7 @@ from torch import Tensor
 
 from semigpc.data import Splits
 from semigpc.io.text import percent
-from semigpc.refiners import GaussianProcessRefiner
+from semigpc.refiners import NoRefiner, Refiner
 from semigpc.training.calibration import UNCALIBRATED
 from semigpc.training.evaluate import Evaluation
 from semigpc.training.experiment import Experiment
@@ -62,7 +62,7 @@ class Journal:
         self.folder, self.total_steps, self.listener = folder, experiment.train.steps, listener
         self.pseudo = PseudoLabelStats(splits.n_classes, splits.unlabeled_truth)
         self.checks = PseudoLabelChecks(experiment, splits)
-        self.gp: GaussianProcessRefiner | None = None
+        self.refiner: Refiner = NoRefiner()
         self.checked_from = 0
         self.results: dict[str, Any] = {
             "last": None,
@@ -88,11 +88,12 @@ class Journal:
         self._clear()
         self.listener.begin(first_step, self.total_steps)
 
-    def follow(self, gp: GaussianProcessRefiner | None, checked_from: int) -> None:
+    def follow(self, refiner: Refiner, checked_from: int) -> None:
         """Log the scales of this GP from now on, and check pseudo-labels from a step on, where
         warm-ups are over.
         """
-        self.gp, self.checked_from = gp, checked_from
+        self.refiner = refiner
+        self.checked_from = checked_from
 
     def record(
         self, step: int, output: StepOutput, batch: Batch, *, rate: float, waited: float
@@ -112,7 +113,7 @@ class Journal:
         if not self.steps:
             return
         elapsed = time.perf_counter() - self.window_began
-        scales = {} if self.gp is None else self.gp.scales
+        scales = dict(self.refiner.scales)
         tensors = self.sums | {
             name: scale for name, scale in scales.items() if isinstance(scale, Tensor)
         }
@@ -247,9 +248,9 @@ class PseudoLabelChecks:
                 a + b for a, b in zip(state["believed"], window["believed_counts"], strict=True)
             ]
         found = {}
-        if state["none"] >= CHECK_STEPS and self.experiment.has_threshold:
+        if state["none"] >= CHECK_STEPS and self.experiment.algorithm.has_threshold:
             found["none"] = self._none_accepted(scales)
-        if state["every"] >= CHECK_STEPS and getattr(self.experiment.algorithm, "threshold", 0):
+        if state["every"] >= CHECK_STEPS and self.experiment.algorithm.threshold:
             found["every"] = self._every_accepted(scales)
         if state["steps"] >= CHECK_STEPS and sum(state["believed"]) >= CHECK_ROWS * len(self.names):
             if (hardly := hardly_believed(np.array(state["believed"]), self.labeled)) is not None:
@@ -264,11 +265,9 @@ class PseudoLabelChecks:
         raised = [
             f"raise {self._now(name, scales)}"
             for name in scales
-            if getattr(self.experiment.refiner, name) != "auto"
+            if name not in self.experiment.refiner.automatic
         ]
-        smoothing = getattr(
-            self.experiment.algorithm, "smoothing", 1.0
-        )  # the rest of a label is SimMatch's own
+        smoothing = self.experiment.algorithm.smoothing
         raised += [f"raise algorithm.smoothing (now {smoothing:g})"] if smoothing < 1 else []
         return (
             f"Fewer than 1 in 1000 pseudo-labels were accepted in the last {self.state['none']} steps, so only labels train "
@@ -286,7 +285,7 @@ class PseudoLabelChecks:
         believed = np.array(self.state["believed"])
         prior = (
             ["set refiner.class_prior=frequency"]
-            if getattr(self.experiment.refiner, "class_prior", "") == "none"
+            if self.experiment.refiner.class_prior == "none"
             else []
         )
         other = [f"change {self._now('length_scale', scales)}"] if "length_scale" in scales else []
@@ -299,13 +298,13 @@ class PseudoLabelChecks:
         )
 
     def _threshold(self, verb: str) -> list[str]:
-        threshold = getattr(self.experiment.algorithm, "threshold", 0)  # FreeMatch chooses its own
+        threshold = self.experiment.algorithm.threshold
         return [f"{verb} algorithm.threshold (now {threshold:g})"] if threshold else []
 
     def _now(self, name: str, scales: Mapping[str, float]) -> str:
         auto = (
             ", chosen by auto"
-            if getattr(self.experiment.refiner, name) == "auto"
+            if name in self.experiment.refiner.automatic
             else "; auto chooses one"
         )
         return f"refiner.{name} (now {scales[name]:.4g}{auto})"

@@ -25,6 +25,8 @@ REMOVED_SETTINGS: dict[str, str] = {
     "refiner.learn_per_class": "leave it out: one kernel for all classes was as accurate",
     "refiner.learn=marginal": "use refiner.learn=leave_one_out",
     "refiner.engine=lowrank": "use refiner.engine=ensemble, or matrix_free",
+    "algorithm.compat_usb": "leave it out: SimMatch's bank has unit rows, of images seen already",
+    "train.compat_usb_order": "leave it out: the order of images depends on the seed",
     "refiner.engine.landmark_steps": "leave it out: it belonged to the low-rank engine",
 }
 

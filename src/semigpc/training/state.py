@@ -50,28 +50,23 @@ class Trainer:
     @property
     def gp(self) -> GaussianProcessRefiner | None:
         """The refiner, if it is a GP, which can be evaluated as a head of its own."""
-        return self.refiner if isinstance(self.refiner, GaussianProcessRefiner) else None
+        return self.refiner.gp
 
     @property
     def asked(self) -> nn.Module:
         """The network whose weak views are refined."""
-        return (
-            self.networks.teacher
-            if getattr(self.algorithm, "asks_teacher", False)
-            else self.networks.student
-        )
+        return self.networks.teacher if self.algorithm.asks_teacher else self.networks.student
 
     @property
     def evaluated(self) -> nn.Module:
         """The network to evaluate: the moving average where there is one, with the logits of
         algorithm and add-on.
         """
-        replace: LogitsOf | None = getattr(self.algorithm, "answer", None)
-        if replace is None and not self.addon.answers:
+        own = self.algorithm.answer if self.algorithm.answers else None
+        if own is None and not self.addon.answers:
             return self.networks.teacher
-        return EvaluationNetwork(
-            self.networks.teacher, replace, self.addon if self.addon.answers else None
-        )
+        addon = self.addon if self.addon.answers else None
+        return EvaluationNetwork(self.networks.teacher, own, addon)
 
     def update_average(self, momentum: float) -> None:
         """Let the moving average follow the network."""
@@ -97,8 +92,7 @@ class Trainer:
         Done where a run may be resumed, so that the run which goes on and the run which resumes
         start from the same digits.
         """
-        if self.gp is not None:
-            self.gp.rebuild()
+        self.refiner.rebuild()
 
     # Saving ---------------------------------------------------------------------------------------
 
@@ -244,7 +238,7 @@ def assemble(
         else:
             model = build_model(experiment.model, n_classes, heads)
     width = model.n_features
-    if getattr(experiment.refiner, "feature", "backbone") == "projection":
+    if experiment.refiner.feature == "projection":
         width = heads["projection"].width
     with settings_of("refiner"):
         refiner = REFINERS[experiment.refiner_name].build(
@@ -262,10 +256,7 @@ def assemble(
         addon = ADDONS[experiment.addon_name].build(experiment.addon, task)
     with settings_of("algorithm"):
         build = ALGORITHMS[experiment.algorithm_name].build
-        parts = (experiment.algorithm, refiner, task)
-        algorithm = build(*parts, addon) if getattr(build, "takes_addons", False) else build(*parts)
-    if isinstance(algorithm, nn.Module):
-        algorithm.to(fabric.device)
+        algorithm = build(experiment.algorithm, refiner, task, addon).to(fabric.device)
 
     if fabric.world_size > 1:
         prepare_to_share(model, fabric.device)
