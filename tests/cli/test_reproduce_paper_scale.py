@@ -128,7 +128,7 @@ def check_runs(place: Path, figures: dict[str, Any], network: str) -> None:
                 for entry in map(json.loads, run.metrics.read_text().splitlines())
                 if entry["kind"] == "note"
             ]
-            assert not any("refines no pseudo-label" in note for note in notes)
+            assert not any("lower refiner.warmup_steps" in note for note in notes)
 
 
 def test_cifar_10_with_a_long_tail_stopped_after_a_step_and_continued(

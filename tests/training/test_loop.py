@@ -201,7 +201,9 @@ def test_predictions_that_are_no_numbers_are_told_as_such(tmp_path: Path) -> Non
 
 def test_a_refiner_that_is_never_used_is_noted(tmp_path: Path) -> None:
     train(small_run("fixmatch", "gp", "train.steps=3", "refiner.warmup_steps=3"), tmp_path)
-    assert any("lower refiner.warmup_steps" in entry["message"] for entry in entries(tmp_path, "note"))
+    assert any(
+        "lower refiner.warmup_steps" in entry["message"] for entry in entries(tmp_path, "note")
+    )
 
 
 @pytest.mark.slow
@@ -279,6 +281,6 @@ def test_a_confidence_that_nothing_is_compared_with_is_noted(tmp_path: Path) -> 
         notes = [
             entry
             for entry in entries(tmp_path / algorithm, "note")
-            if "changes nothing" in entry["message"]
+            if "no effect" in entry["message"]
         ]
         assert len(notes) == expected
