@@ -10,31 +10,16 @@ from pathlib import Path
 from typer.testing import CliRunner, Result
 
 ROOT = Path(__file__).parents[2]
-SCRIPTS = (
-    "update",
-    "step",
-    "loader",
-    "label",
-    "embed",
-    "engines",
-    "estimator",
-    "kernels",
-    "screening",
-    "suspects",
-    "field",
-    "processes",
-)
 runner = CliRunner(env={"COLUMNS": "100"})
 
 
-def bench(script: str, *arguments: str | Path | int) -> Result:
+def bench(script: str, *arguments: str | Path) -> Result:
     """Call the command line of a script in this process."""
-    return runner.invoke(
-        import_module(f"benchmarks.{script}").app, [str(argument) for argument in arguments]
-    )
+    app = import_module(f"benchmarks.{script}").app
+    return runner.invoke(app, [str(argument) for argument in arguments])
 
 
-def refused(script: str, *arguments: str | Path | int, words: str) -> None:
+def refused(script: str, *arguments: str | Path, words: str) -> None:
     """Call, and check that it ends with exit code 2, these words and no traceback."""
     done = bench(script, *arguments)
     assert done.exit_code == 2, done.output
@@ -44,9 +29,8 @@ def refused(script: str, *arguments: str | Path | int, words: str) -> None:
 
 def start(script: str, *arguments: str | Path, cwd: Path) -> "subprocess.Popen[str]":
     """Start a script as a file, in a process group of its own, as a terminal would."""
-    before = signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # processes in the background ignore it otherwise
+    # Processes that a script starts in the background ignore SIGINT otherwise.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         return subprocess.Popen(
             [sys.executable, str(ROOT / "benchmarks" / f"{script}.py"), *map(str, arguments)],

@@ -1,52 +1,101 @@
-"""The scripts through their real entries: as files, as modules, and what they refuse before
-anything is measured.
-"""
+"""Every script through its real entry: its help, a small run, and what it rejects beforehand."""
 
 import json
 import runpy
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
-from tests.benchmarks.calls import ROOT, SCRIPTS, bench, refused, start
+from benchmarks.peers import TUNED_PEERS
+from benchmarks.problems import Pool, Problem, loaders
+from benchmarks.screening import Screening
+from benchmarks.suspects import Flips
+from tests.benchmarks.calls import ROOT, bench, refused, start
+
+LABEL = "--rows 300 --labels 30 --width 8 --classes 3 --correction-labels 0 --no-peers"
+EMBED = "--model test_resnet --pretrained none --image-size 32 --batch 4 --rounds 2 --images 10"
+FIELD = "--problem digits_b4 --method fixmatch --method fixmatch+gp --seed 0 --times 0.034"
+SMALL_RUNS: dict[str, tuple[str, str]] = {  # options, and what is among the figures
+    "update": ("--size 100 --steps 2", "ratio_paper_rule"),
+    "step": ("--model small_cnn --buffer 64 --repetitions 2 --workers 0", "data_wait_share"),
+    "loader": ("--images 64 --batches 1 --rounds 1 --workers 1 --image-size 32", "rates"),
+    "label": (LABEL, "max_abs_error"),
+    "embed": (f"{EMBED} --side 40", "engines"),
+    "engines": ("--part sizes --size 100 --rank 32 --steps 2 --out out.json", "sizes"),
+    "estimator": ("--seeds 1 --out out.json --plot plot.png", "ahead"),
+    "kernels": ("--data digits --seeds 1 --out out.json --plot plot.png", "of_problems"),
+    "screening": ("--seeds 1 --out out.json --plot plot.png", "auroc"),
+    "suspects": ("--seeds 1 --out out.json", "at_or_above"),
+    "field": (f"{FIELD} --out study --plot plot.png", "gain"),
+    "processes": ("--algorithm fixmatch --steps 3 --set train.precision=64-true", "weights"),
+}
+SLOW = {"embed", "engines", "field", "kernels", "suspects"}
+NIGHTLY = {"loader", "processes"}  # they start processes and wait for them
 
 
-@pytest.mark.slow
-def test_a_script_runs_as_a_file_from_anywhere(tmp_path: Path) -> None:
-    options = ("--size", "100", "--size", "150", "--steps", "2", "--json", "--plot", "c.png")
-    with start("update", *options, cwd=tmp_path) as process:
+def clouds() -> Pool:
+    """Four clouds of thirty rows, well apart."""
+    rng = np.random.default_rng(0)
+    codes = np.repeat(np.arange(4), 30)
+    return Pool((6 * np.eye(4, 5)[codes] + rng.standard_normal((120, 5))).astype(np.float32), codes)
+
+
+@pytest.fixture
+def small_problems(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """One small problem for each study, and two quick peers."""
+    monkeypatch.chdir(tmp_path)
+    digits = Problem("digits", "B", 5, 4, unlabeled=20)
+    monkeypatch.setattr("benchmarks.estimator.PROBLEMS", (digits,))
+    monkeypatch.setattr("benchmarks.kernels.PROBLEMS", (digits,))
+    monkeypatch.setattr("benchmarks.suspects.PROBLEMS", (Flips("digits", 0.1),))
+    monkeypatch.setattr("benchmarks.screening.PROBLEMS", (Screening("clouds", 3),))
+    quick = {name: TUNED_PEERS[name] for name in ("knn", "class_mean")}
+    monkeypatch.setattr("benchmarks.estimator.TUNED_PEERS", quick)
+    monkeypatch.setattr(
+        "benchmarks.tables.loaders", lambda *paths: {**loaders(*paths), "clouds": clouds}
+    )
+
+
+def marked(script: str) -> Any:
+    marks = [pytest.mark.slow] if script in SLOW else []
+    return pytest.param(script, marks=[pytest.mark.nightly] if script in NIGHTLY else marks)
+
+
+@pytest.mark.parametrize("script", [marked(script) for script in SMALL_RUNS])
+@pytest.mark.usefixtures("small_problems")
+def test_a_small_run_prints_json_and_a_table(script: str) -> None:
+    options, figure = SMALL_RUNS[script]
+    done = bench(script, *options.split(), "--json")
+    assert done.exit_code == 0, done.output
+    record = json.loads(done.stdout)
+    assert figure in (record[0] if isinstance(record, list) else record)
+    if "--plot" in options:
+        assert Path("plot.png").stat().st_size > 10_000
+    if "--out" in options:  # what is finished is not run again
+        again = bench(script, *options.split())
+        assert again.exit_code == 0, again.output
+        assert not again.stdout.startswith("{")
+
+
+@pytest.mark.nightly
+def test_scripts_run_as_a_file_from_anywhere_and_as_a_module(tmp_path: Path) -> None:
+    with start("update", "--size", "100", "--steps", "2", "--json", cwd=tmp_path) as process:
         stdout, stderr = process.communicate(timeout=120)
     assert process.returncode == 0, stderr
-    assert [record["size"] for record in json.loads(stdout)] == [100, 150]
-    assert "One update, rows: stream, N = 100" in stderr
-    assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.slow
-def test_a_script_runs_as_a_module_from_a_checkout() -> None:
-    small = (
-        "--rows",
-        "300",
-        "--labels",
-        "30",
-        "--width",
-        "8",
-        "--classes",
-        "3",
-        "--correction-labels",
-        "0",
-        "--no-peers",
-    )
-    command = [sys.executable, "-m", "benchmarks.label", *small, "--json"]
+    assert [record["size"] for record in json.loads(stdout)] == [100]
+    command = [sys.executable, "-m", "benchmarks.label", *LABEL.split(), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["rows"] == 300
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_every_script_has_a_help_with_its_options(
+@pytest.mark.parametrize("script", SMALL_RUNS)
+def test_every_script_has_a_help_and_a_line_in_the_readme(
     script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", [f"{script}.py", "--help"])
@@ -55,121 +104,39 @@ def test_every_script_has_a_help_with_its_options(
         runpy.run_path(str(ROOT / "benchmarks" / f"{script}.py"), run_name="__main__")
     assert ended.value.code == 0
     assert "--json" in capsys.readouterr().out
+    assert f"`{script}.py`" in (ROOT / "benchmarks" / "README.md").read_text()
 
 
-def test_the_readme_has_a_line_for_every_script() -> None:
-    text = (ROOT / "benchmarks" / "README.md").read_text()
-    assert all(f"`{script}.py`" in text for script in SCRIPTS)
+def test_no_script_is_forgotten_here() -> None:
+    modules = [path.stem for path in (ROOT / "benchmarks").glob("[a-z]*.py")]
+    assert {name for name in modules if hasattr(import_module(f"benchmarks.{name}"), "app")} == set(
+        SMALL_RUNS
+    )
 
 
-def test_bad_options_are_refused_before_anything_is_timed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("update --size 64 --batch 64", "64 rows do not fit below the smallest size"),
+        ("update --plot nowhere/c.png", "there is no folder nowhere"),
+        ("update --size 1", "greater than or equal to 64"),
+        ("update --rows nothing.parquet", "there is no file nothing.parquet"),
+        ("step --algorithm fixmach", "fixmatch"),
+        ("processes --algorithm fixmach", "fixmatch"),
+        ("label --labels 5 --classes 6", "6 classes need a labelled row each"),
+        ("estimator --out e.json --data cifar10", "cifar10 needs --embeddings"),
+        ("estimator --out e.json --data mnist", "mnist needs --mnist"),
+        ("estimator --out e.json --seeds 20:10", "is not FROM:TO"),
+        ("kernels --out e.json --data fashion", "unknown data 'fashion'"),
+        ("screening --out nowhere/s.json", "there is no folder nowhere"),
+        ("field --out out --problem cifar10_a50", "give the path of their data by --cifar"),
+        ("field --out out --problem digits", "unknown problem 'digits'"),
+        ("field --out out --method fixmach", "did you mean 'fixmatch'?"),
+    ],
+)
+def test_bad_options_are_rejected_before_anything_is_measured(
+    command: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    refused(
-        "update", "--size", 64, "--batch", 64, words="64 rows do not fit below the smallest size"
-    )
-    refused("update", "--plot", "nowhere/c.png", words="there is no folder nowhere")
-    refused("update", "--size", 1, words="greater than or equal to 64")
-    refused("update", "--rows", "nothing.parquet", words="there is no file nothing.parquet")
-    refused("step", "--algorithm", "fixmach", words="fixmatch")
-    refused("processes", "--algorithm", "fixmach", words="fixmatch")
-
-
-@pytest.mark.slow
-def test_engines_are_compared_and_a_finished_part_is_not_run_again(tmp_path: Path) -> None:
-    out, plot = tmp_path / "engines.json", tmp_path / "engines.png"
-    options = ("--part", "sizes", "--size", 100, "--rank", 32, "--steps", 2, "--out", out)
-    run = bench("engines", *options, "--plot", plot)
-    assert run.exit_code == 0, run.output
-    assert "N = 100, rank 32" in run.stdout
-    assert all(name in run.stdout for name in ("exact", "ensemble", "matrix_free"))
-    assert plot.stat().st_size > 10_000
-    before = out.read_text()
-    again = bench("engines", *options, "--json")
-    assert json.loads(again.stdout) == json.loads(before)
-    assert "engine of" not in again.stderr
-
-
-def test_a_step_is_measured_with_the_gp_and_without_and_so_is_the_wait() -> None:
-    options = ("--model", "small_cnn", "--buffer", 64, "--repetitions", 2, "--workers", 0, "--json")
-    done = bench("step", *options)
-    assert done.exit_code == 0, done.output
-    found = json.loads(done.stdout)
-    assert found["ratio"] == pytest.approx(found["gp_s"] / found["base_s"])
-    assert 0 <= found["data_wait_share"] < 1
-
-
-@pytest.mark.nightly
-def test_loaders_are_timed_for_training_and_evaluation() -> None:
-    options = (
-        "--images",
-        64,
-        "--batches",
-        1,
-        "--rounds",
-        1,
-        "--workers",
-        1,
-        "--image-size",
-        32,
-        "--image-size",
-        48,
-    )
-    run = bench("loader", *options, "--json")
-    assert run.exit_code == 0, run.output
-    record = json.loads(run.stdout)
-    assert len(record["rates"]) == 2 * 2 * 3
-    assert all(entry["images_per_s"] > 0 and entry["ratio"] > 0 for entry in record["rates"])
-    assert {entry["ratio"] for entry in record["rates"] if entry["loader"] == "torchvision"} == {1}
-
-
-def test_embedding_is_timed_in_every_engine_and_from_files() -> None:
-    options = (
-        "--model",
-        "test_resnet",
-        "--pretrained",
-        "none",
-        "--image-size",
-        32,
-        "--batch",
-        4,
-        "--rounds",
-        2,
-    )
-    run = bench("embed", *options, "--images", 10, "--side", 40, "--json")
-    assert run.exit_code == 0, run.output
-    record = json.loads(run.stdout)
-    assert [entry["engine"] for entry in record["engines"]] == [
-        "torch",
-        "torch, channels last",
-        "ONNX Runtime",
-    ]
-    assert all(
-        entry["image_size"] == 32 and entry["images_per_s"] > 0 for entry in record["engines"]
-    )
-    assert record["engines"][0]["ratio"] == 1
-    folder = record["folder"]
-    assert (folder["images"], folder["side"]) == (10, 40)
-    assert folder["line"].startswith("embedding 10 images at 32 px with test_resnet on torch")
-    assert 0 < folder["prepare_s"] < folder["seconds"]
-
-
-@pytest.mark.nightly
-def test_processes_are_compared_with_one(tmp_path: Path) -> None:
-    options = (
-        "--algorithm",
-        "fixmatch",
-        "--steps",
-        "3",
-        "--set",
-        "train.precision=64-true",
-        "--json",
-    )
-    with start("processes", *options, cwd=tmp_path) as process:
-        stdout, stderr = process.communicate(timeout=300)
-    assert process.returncode == 0, stderr
-    (record,) = json.loads(stdout)
-    assert record["weights"] < 1e-12
-    assert record["gp_rows"] < 1e-6
-    assert not list(tmp_path.iterdir()), "the runs are not kept"
+    refused(*command.split(), words=words)
+    assert not list(tmp_path.iterdir())

