@@ -178,8 +178,9 @@ def study_experiment(
     length = 2 * round(times * STEPS[one.data] / 2)
     names = {"algorithm": chosen.base, "refiner": chosen.refiner.split("_")[0], "seed": seed}
     full = _full(one, roots.get(one.source, Path()), names, validated=seed >= TUNING)
-    refiner, algorithm = full.refiner, full.algorithm.preset("short")
-    if hasattr(algorithm, "threshold"):
+    refiner = full.refiner
+    algorithm = full.algorithm.preset("short")
+    if algorithm.threshold > 0:  # the study keeps that of a long run
         algorithm = replace(algorithm, threshold=full.algorithm.threshold)
     if chosen.refiner == "gp_fixed":
         refiner = replace(refiner, **FIXED)
