@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from semigpc.algorithms import ALGORITHMS, Algorithm, AlgorithmConfig, AlgorithmEntry
-from semigpc.training import train
+from semigpc.training import last_result, train
 from semigpc.training.presets import digits
 from semigpc.types import Batch, Clock, Networks, PseudoLabels, StepOutput
 
@@ -55,7 +55,7 @@ def main() -> None:
         experiment = digits(algorithm="mean_teacher", refiner=refiner)
         experiment = replace(experiment, train=replace(experiment.train, steps=300, threads=1))
         with tempfile.TemporaryDirectory() as folder:
-            result = train(experiment, Path(folder) / "run")["results"]["last"]
+            result = last_result(train(experiment, Path(folder) / "run"))
         groups = ", ".join(f"{name} {value:.0%}" for name, value in result["groups"].items())
         accuracy = result["balanced_accuracy"]
         print(f"Mean Teacher, refiner {refiner}: balanced accuracy {accuracy:.1%} ({groups})")

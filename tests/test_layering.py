@@ -25,11 +25,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "algorithms": {"addons", "refiners", "losses", "pseudo_labels"},
     "models": {"losses", "pseudo_labels"},
     "data": {"paper"},
-    "training": {"addons", "algorithms", "refiners", "models", "data"},
+    "training": {"gp", "addons", "algorithms", "refiners", "models", "data"},
     "report": {"training", "paper"},
     "export": {"training", "refiners", "gp", "models", "data"},
     "estimator": {"gp", "refiners"},
-    "labeling": {"estimator", "models", "data", "report"},
+    "labeling": {"gp", "estimator", "models", "data", "report"},
     "review": {"labeling", "estimator", "data"},
     "paper": {"report", "training", "addons", "algorithms", "refiners", "gp", "models", "data"},
     "cli": {

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from semigpc.addons import AddOn, AddOnConfig, ExtraLoss, Step
 from semigpc.algorithms import NPMatch, NPMatchConfig
 from semigpc.models.neural_process import NeuralProcess
-from semigpc.training import train
+from semigpc.training import last_result, train
 from semigpc.training.presets import RECIPES
 from semigpc.types import Batch, Clock, ModelOutput, Networks, StepOutput, Task
 from tests.algorithms.references_npmatch import (
@@ -262,4 +262,4 @@ def test_it_learns_long_tailed_digits(tmp_path: Path) -> None:
     short = experiment.override(
         ["train.steps=60", "train.ema=0.9", "train.eval_steps=60", "train.checkpoint_steps=60"]
     )
-    assert train(short, tmp_path / "run")["results"]["last"]["top1"] > 0.4, "ten classes"
+    assert last_result(train(short, tmp_path / "run"))["top1"] > 0.4, "ten classes"

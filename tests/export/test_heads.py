@@ -25,6 +25,7 @@ from semigpc.refiners import (
     GaussianProcessRefiner,
     MatrixFreeOptions,
 )
+from semigpc.training.metrics import Head
 from tests.export.clusters import AUGMENT, SIDE, gp, images, network
 
 ROWS, BATCHES = 1000, (1, 7, 256, 736)
@@ -45,7 +46,10 @@ CASES: dict[str, tuple[type[torch.nn.Module], dict[str, Any]]] = {
     "ntk": (ExactGP, {"kernel": "ntk", "l2norm": False}),
 }
 Floats = npt.NDArray[np.float32]
-TEMPERATURES = {"gp": 2.0, "linear": 8.0}  # its layer is not trained, and should not outvote the GP
+TEMPERATURES: dict[Head, float] = {
+    "gp": 2.0,
+    "linear": 8.0,
+}  # its layer is not trained, and should not outvote the GP
 
 
 class Several(torch.nn.Module):

@@ -19,6 +19,7 @@ from semigpc.gp import ExactGP, Expansion, NoExpansionError
 from semigpc.io.errors import DifferenceError, NotExportableError, RunError, SettingsError
 from semigpc.training import FrozenConfig, train
 from semigpc.training.inference import LoadedRun, load_run
+from semigpc.training.metrics import Head
 from semigpc.training.state import EvaluationNetwork
 from tests.training.small_runs import small_run
 
@@ -69,7 +70,8 @@ def test_the_frozen_network_and_the_gp_are_inside(frozen: Path, done: Exported) 
     session = onnxruntime.InferenceSession(done.path, providers=["CPUExecutionProvider"])
     names = ["probabilities", "gp_probabilities", "linear_probabilities"]
     said = session.run(names, {"images": (pixels.transpose(0, 3, 1, 2) / 255).astype(np.float32)})
-    for values, head in zip(said, ("gp", "gp", "linear"), strict=True):
+    heads: tuple[Head, ...] = ("gp", "gp", "linear")
+    for values, head in zip(said, heads, strict=True):
         assert np.abs(values - expected[head]).max() <= TOLERANCE
     assert (
         np.abs(expected["gp"] - expected["linear"]).max() > 0.01

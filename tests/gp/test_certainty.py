@@ -1,11 +1,12 @@
 """How sure a posterior is, against brute force."""
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from semigpc.gp import RBF, ExactGP
-from semigpc.gp.certainty import expected_probability, explained_share
+from semigpc.gp.certainty import expected_probability, explained_share, reliability
 
 
 def brute_force(
@@ -133,3 +134,30 @@ def test_beside_one_neighbour_a_class_is_less_sure_than_beside_two() -> None:
         found.append(float(expected_probability(logits, spread, torch.tensor([0]))))
         assert float(torch.softmax(logits, dim=1).max()) > 0.97
     assert found == pytest.approx([0.80, 0.91], abs=0.01)
+
+
+def test_reliability_of_a_hand_made_case() -> None:
+    confidence = np.array([0.95, 0.95, 0.55, 1.0])
+    bins, error = reliability(confidence, np.array([True, False, True, True]), bins=15)
+    assert error == pytest.approx((abs(0.95 + 0.95 + 1.0 - 2) + 0.45) / 4)
+    assert sum(bins["count"]) == 4
+    assert bins["count"][-1] == 3  # confidence 1 is in the last bin
+    assert bins["confidence"][0] is None
+
+
+@pytest.mark.parametrize(("right", "expected"), [(7, 0.0), (0, 0.7)])
+def test_calibration_error_is_the_gap_between_confidence_and_accuracy(
+    right: int, expected: float
+) -> None:
+    weights = np.full(10, 3.0)
+    _, error = reliability(np.full(10, 0.7), np.arange(10) < right, bins=10, weights=weights)
+    assert error == pytest.approx(expected, abs=1e-12)
+
+
+def test_a_weight_counts_as_so_many_rows() -> None:
+    confidence, right = np.array([0.3, 0.8, 0.85]), np.array([True, True, False])
+    rows = np.array([0, 1, 1, 2, 2, 2])
+    weighted = reliability(confidence, right, bins=10, weights=np.array([1.0, 2.0, 3.0]))
+    repeated = reliability(confidence[rows], right[rows], bins=10)
+    assert weighted[1] == pytest.approx(repeated[1])
+    assert weighted[0]["accuracy"] == pytest.approx(repeated[0]["accuracy"])

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from semigpc.data import DATASETS
 from semigpc.gp import KERNELS, RBF
 from semigpc.refiners import GaussianProcessRefiner, GPConfig
-from semigpc.training import train
+from semigpc.training import last_result, train
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "extend.md").read_text()
 LOOP, LIGHTNING, USB, KERNEL, DATASET, _ADDON = re.findall(
@@ -85,5 +85,5 @@ def test_the_data_set_of_the_page_trains(monkeypatch: pytest.MonkeyPatch, tmp_pa
         ["train.steps=3", "train.eval_steps=3"]
     )
     summary = train(experiment, tmp_path / "run")
-    assert summary["results"]["last"]["n"] == 100
-    assert len(summary["results"]["last"]["per_class_recall"]) == 2
+    assert last_result(summary)["n"] == 100
+    assert len(last_result(summary)["per_class_recall"]) == 2

@@ -11,7 +11,6 @@ from semigpc.labeling.evidence import (
     balanced_recall,
     confusions,
     per_class,
-    reliability,
     thresholds,
 )
 
@@ -59,19 +58,6 @@ def test_the_curve_goes_from_everything_to_little() -> None:
     assert coverage[-1] is not None
     assert coverage[-1] < 0.05
     assert (np.diff(np.array(coverage, dtype=np.float64)) < 0).all()
-
-
-def test_a_model_that_is_right_as_often_as_it_is_sure_has_no_calibration_error() -> None:
-    sure = held([0] * 10, [0] * 7 + [1] * 3, [0.7] * 10)
-    found = reliability(sure)
-    assert found["ece"] == pytest.approx(0, abs=1e-12)
-    assert found["reliability"]["count"][6] == 10
-    assert found["reliability"]["accuracy"][0] is None
-    assert reliability(held([0] * 10, [1] * 10, [0.7] * 10))["ece"] == pytest.approx(0.7)
-
-
-def test_confidence_one_is_in_the_last_bin() -> None:
-    assert reliability(held([0, 0], [0, 0], [1.0, 1.0]))["reliability"]["count"][-1] == 2
 
 
 def test_pairs_that_are_confused_come_with_their_share_of_the_class() -> None:

@@ -16,7 +16,7 @@ from semigpc.io.errors import DataError
 from semigpc.models import ModelConfig
 from semigpc.paper.fgvc import BENCHMARKS, load
 from semigpc.refiners import GPConfig
-from semigpc.training import Experiment, TrainConfig, train
+from semigpc.training import Experiment, TrainConfig, last_result, train
 from tests.paper.fgvc_samples import (
     NAMES,
     PUBLISHED,
@@ -215,7 +215,7 @@ def test_every_set_trains(tmp_path: Path, name: str) -> None:
     )
     assert Experiment.from_plain(json.loads(json.dumps(experiment.to_plain()))) == experiment
     summary = train(experiment, tmp_path / "run")
-    assert summary["results"]["last"]["step"] == 4
+    assert last_result(summary)["step"] == 4
     split = json.loads((tmp_path / "run" / "split.json").read_text())
     assert len(split["class_names"]) == BENCHMARKS[name].classes
     assert split["unlabeled"] == (80 if name == "cub" else 40)

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from semigpc.report.run_record import Floats
+from semigpc.report.style import Floats
 
 METHODS = (
     ("semigpc", "SemiGPC", 0.03),

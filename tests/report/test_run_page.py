@@ -272,5 +272,5 @@ def test_figures_of_another_run_are_left_out_and_told(tmp_path: Path) -> None:
         **dict.fromkeys(UNKNOWN),
     )
     page = write_run_report(tmp_path / "run").read_text()
-    assert "lines with figures that are not for the 2 classes of split.json" in page
-    assert "summary.json is not about the 2 classes of split.json; it is left out." in page
+    assert "lines do not have the 2 classes of split.json" in page
+    assert "summary.json is not about the 2 classes of split.json" in page

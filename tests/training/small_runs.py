@@ -1,7 +1,10 @@
 """Runs that take a second or two, for tests of the loop."""
 
+from typing import Any
+
 from semigpc.training import Experiment
 from semigpc.training.presets import digits
+from semigpc.training.run_folder import RunSummary
 
 STEPS = 30
 
@@ -24,3 +27,10 @@ def small_run(
     return digits(algorithm=algorithm, refiner=refiner, seed=seed).override(
         [*short, *memory, *queue, *settings]
     )
+
+
+def gp_facts(summary: RunSummary) -> dict[str, Any]:
+    """What a summary says about the GP of its run."""
+    facts = summary["gp"]
+    assert facts is not None
+    return facts

@@ -7,8 +7,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from semigpc.gp.certainty import reliability
 from semigpc.refiners import GaussianProcessRefiner, GPConfig
-from semigpc.training import train
+from semigpc.training import last_result, train
 from semigpc.training.calibration import (
     RANGE,
     calibrated,
@@ -21,8 +22,7 @@ from semigpc.training.calibration import (
 )
 from semigpc.training.evaluate import judged_head
 from semigpc.training.inference import load_run
-from semigpc.training.metrics import calibration
-from semigpc.training.run_files import Head
+from semigpc.training.metrics import Head
 from semigpc.training.run_folder import RunFolder, read_checkpoint
 from tests.training.small_runs import small_run
 
@@ -57,7 +57,7 @@ def test_validation_decides_and_a_tie_does_not() -> None:
 
 @pytest.mark.parametrize("head", ["linear", "gp"])
 def test_a_setting_overrules_the_rule_and_a_gp_that_classifies_is_always_judged(head: Head) -> None:
-    worse = {"linear": 0.1, "gp": 0.1, head: 0.0}
+    worse: dict[Head, float] = {"linear": 0.1, "gp": 0.1, head: 0.0}
     assert judged_head(gp(eval_head=head), worse) == head
     assert judged_head(gp(role="classifier", eval_head=head), {"linear": 1.0, "gp": 0.0}) == "gp"
 
@@ -76,7 +76,7 @@ def overconfident(n: int, seed: int = 0) -> tuple[Floats, NDArray[np.int64]]:
 
 
 def error(probs: Floats, labels: NDArray[np.int64]) -> float:
-    return calibration(probs.max(axis=1), probs.argmax(axis=1) == labels)[1]
+    return reliability(probs.max(axis=1), probs.argmax(axis=1) == labels, bins=15)[1]
 
 
 def test_the_calibration_error_of_an_overconfident_network_falls_and_no_decision_changes() -> None:
@@ -136,7 +136,10 @@ def test_strict_halves_believe_only_what_both_agree_on() -> None:
 
 def test_halves_that_agree_do_not_make_a_head_surer_than_it_is() -> None:
     truth = np.zeros(20, dtype=np.int64)
-    probs = {"linear": np.tile([0.6, 0.4], (20, 1)), "gp": np.tile([0.7, 0.3], (20, 1))}
+    probs: dict[Head, Floats] = {
+        "linear": np.tile([0.6, 0.4], (20, 1)),
+        "gp": np.tile([0.7, 0.3], (20, 1)),
+    }
     assert from_halves(probs, (truth, truth), strict=True) == {"linear": 1.0, "gp": 1.0}
 
 
@@ -153,7 +156,8 @@ def test_the_gp_reports_a_third_of_the_linear_head_where_both_are_calibrated() -
     reported = calibrated({"linear": linear, "gp": own}, {"linear": 2.0, "gp": 1.0})
     np.testing.assert_allclose(reported["gp"], [[0.7, 0.3]])
     np.testing.assert_allclose(reported["linear"], linear)
-    for temperatures in ({}, {"gp": 1.0}, {"linear": 1.0}):
+    alone: list[dict[Head, float]] = [{}, {"gp": 1.0}, {"linear": 1.0}]
+    for temperatures in alone:
         np.testing.assert_allclose(
             calibrated({"linear": linear, "gp": own}, temperatures)["gp"], own
         )
@@ -191,7 +195,7 @@ def test_a_run_remembers_its_head_and_its_temperatures(validation: int, tmp_path
     state = read_checkpoint(RunFolder(tmp_path).last).state["journal"]
     assert (state["head"], state["temperatures"]) == (summary["head"], summary["temperatures"])
     assert set(summary["temperatures"]) == {"linear", "gp"}
-    assert summary["results"]["last"]["head"] == summary["head"]
+    assert last_result(summary)["head"] == summary["head"]
     if not validation:
         assert summary["head"] == "gp"
 
@@ -200,9 +204,7 @@ def test_a_run_remembers_its_head_and_its_temperatures(validation: int, tmp_path
     assert run.heads("auto")[0] == run.head
     run, images = run.part("test")
     probs = run.predict(images).probs[run.head]
-    assert calibration(probs.max(axis=1), probs.argmax(axis=1) == images.labels)[
-        1
-    ] == pytest.approx(summary["results"]["last"]["ece"], abs=1e-6)
+    assert error(probs, images.labels) == pytest.approx(last_result(summary)["ece"], abs=1e-6)
     object.__setattr__(run, "temperatures", {})
     raw = run.predict(images).probs
     np.testing.assert_allclose(probs, calibrated(raw, summary["temperatures"])[run.head], atol=1e-9)

@@ -18,7 +18,15 @@ from semigpc.algorithms import ALGORITHMS
 from semigpc.data import DATASETS, CachedFeatures, EvaluationLoader, Splits, feature_views
 from semigpc.io.errors import RunError, SettingsError
 from semigpc.models import ModelConfig, SmallCNN, encoder
-from semigpc.training import Experiment, FrozenConfig, Listener, RunFolder, run_data, train
+from semigpc.training import (
+    Experiment,
+    FrozenConfig,
+    Listener,
+    RunFolder,
+    last_result,
+    run_data,
+    train,
+)
 from semigpc.training.comparison import Cell, ComparisonListener, compare
 from semigpc.training.evaluate import predict
 from semigpc.training.inference import load_run
@@ -138,7 +146,7 @@ def test_features_are_computed_in_torch_with_a_warning_where_onnx_runtime_is_mis
 def test_every_algorithm_trains_on_features(algorithm: str, refiner: str, tmp_path: Path) -> None:
     summary = train(frozen_run(algorithm, refiner, *QUICK), tmp_path)
     assert summary["status"] == "finished"
-    assert summary["results"]["last"]["step"] == 30
+    assert last_result(summary)["step"] == 30
     assert (tmp_path / "checkpoints" / "best.safetensors").exists(), "judged on validation"
     trained = weights(tmp_path)
     assert trained["backbone.hidden.weight"].shape == (32, SmallCNN().num_features)
@@ -152,7 +160,7 @@ def test_every_algorithm_trains_on_features(algorithm: str, refiner: str, tmp_pa
 def test_labels_teach_the_adapter(tmp_path: Path) -> None:
     settings = ("train.steps=150", "train.eval_steps=150", "frozen.width=64")
     summary = train(frozen_run("supervised", "none", *QUICK, *settings), tmp_path)
-    assert summary["results"]["last"]["balanced_accuracy"] > 0.3  # chance is a tenth
+    assert last_result(summary)["balanced_accuracy"] > 0.3  # chance is a tenth
 
 
 @pytest.mark.slow
@@ -259,7 +267,7 @@ def test_a_loaded_run_says_of_images_what_it_said_of_their_features(
         )  # features are rounded to 16 bits
         assert (probs.argmax(axis=1) == cached.probs[head].argmax(axis=1)).mean() > 0.98
     top1 = (answers.probs[run.head].argmax(axis=1) == answers.labels).mean()
-    assert top1 == pytest.approx(summary["results"]["last"]["top1"], abs=0.01)
+    assert top1 == pytest.approx(last_result(summary)["top1"], abs=0.01)
     assert top1 > 0.2, "or there is nothing to compare"
 
 

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from semigpc.data import ImageSet, Splits
 from semigpc.io.images import ArrayImages
 from semigpc.refiners import GaussianProcessRefiner, GPConfig
 from semigpc.training import Listener, RunFolder, train
-from semigpc.training.metrics import Array
+from semigpc.training.metrics import Array, PseudoFigures
 from semigpc.training.run_log import (
     CHECK_ROWS,
     CHECK_STEPS,
@@ -56,13 +56,15 @@ def checks(algorithm: str = "fixmatch", refiner: str = "gp", **fixed: Any) -> Ps
     return PseudoLabelChecks(small_run(algorithm, refiner, *settings), balanced_splits())
 
 
-def window(coverage: float, *, steps: int = 50, shares: Any = None) -> dict[str, Any]:
+def window(coverage: float, *, steps: int = 50, shares: Any = None) -> PseudoFigures:
     believed = ROWS * steps * (np.full(10, 0.1) if shares is None else np.array(shares))
-    return {"window": steps, "coverage": coverage, "believed_counts": believed.astype(int).tolist()}
+    counts = believed.astype(int).tolist()
+    known = {"window": steps, "coverage": coverage, "believed_counts": counts}
+    return cast("PseudoFigures", known)  # the others are not looked at
 
 
 def notes(
-    of: PseudoLabelChecks, *windows: dict[str, Any], scales: dict[str, float] | None = None
+    of: PseudoLabelChecks, *windows: PseudoFigures, scales: dict[str, float] | None = None
 ) -> list[str]:
     return [note for one in windows for note in of.add(one, SCALES if scales is None else scales)]
 
@@ -130,11 +132,8 @@ def test_pseudo_labels_of_few_classes_are_noted_with_the_class_that_has_most() -
 
 
 def test_few_pseudo_labels_say_nothing_about_classes() -> None:
-    of_one = {
-        "window": CHECK_STEPS,
-        "coverage": 0.5,
-        "believed_counts": [CHECK_ROWS * 10 - 1] + [0] * 9,
-    }
+    of_one = window(0.5, steps=CHECK_STEPS)
+    of_one["believed_counts"] = [CHECK_ROWS * 10 - 1] + [0] * 9
     assert notes(checks(), of_one) == []
     assert len(notes(checks(), of_one, of_one)) == 1
 

@@ -12,10 +12,10 @@ from sklearn.datasets import load_digits
 from semigpc.cli.train import screening_table
 from semigpc.data import ArraysConfig
 from semigpc.report.run_page import write_run_report
-from semigpc.report.run_record import read_run
 from semigpc.training import Experiment, train
 from semigpc.training.evaluate import SAMPLE, _sample, in_class_auroc
 from semigpc.training.inference import load_run
+from semigpc.training.run_folder import read_run
 from tests.training.small_runs import small_run
 from tests.training.test_loop import entries
 

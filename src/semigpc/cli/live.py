@@ -14,6 +14,7 @@ from semigpc.cli.tables import say, verbatim
 from semigpc.io.text import percent
 from semigpc.training import Listener, RunFolder
 from semigpc.training.comparison import Cell, ComparisonListener
+from semigpc.training.run_folder import MetricsLine
 
 CLASSES_SHOWN = 12  # with their counts, of a split; more would fill the screen
 
@@ -74,7 +75,7 @@ class RunProgress(_Bars, Listener):
         note = ", ".join([f"{step + 1}/{self.total}", *self.last.values()])
         self.bars.update(self.task, completed=step + 1, note=note)
 
-    def entry(self, entry: dict[str, Any]) -> None:
+    def entry(self, entry: MetricsLine) -> None:
         """Show the last loss and accuracy: beside the bar, or as a line of its own."""
         if entry["kind"] == "note" and entry["message"] not in self.folder.read_split()["notes"]:
             when = f" at step {entry['step']}" if entry["step"] else ""
@@ -168,7 +169,7 @@ class _RunBar(Listener):
         """Move the bar."""
         self.bars.update(self.task, completed=step + 1)
 
-    def entry(self, entry: dict[str, Any]) -> None:
+    def entry(self, entry: MetricsLine) -> None:
         """Show the last accuracy."""
         if entry["kind"] == "eval" and entry["judged"]:
             self.bars.update(self.task, note=percent(entry["balanced_accuracy"]))

@@ -19,6 +19,7 @@ from semigpc.io.text import as_utf8, percent, spreadsheet_cell
 if TYPE_CHECKING:
     from semigpc.data import ImageSet
     from semigpc.training.inference import LoadedRun
+    from semigpc.training.metrics import Head
 
 COLUMNS = ("file", "label", "confidence", "second", "second_confidence")
 SHOWN = 40  # rows on the screen
@@ -105,7 +106,7 @@ def _readable(images: "ImageSet") -> "ImageSet":
     return images.subset(np.array(good))
 
 
-def _label(run: "LoadedRun", images: "ImageSet", head: str) -> list[Row]:
+def _label(run: "LoadedRun", images: "ImageSet", head: "Head") -> list[Row]:
     with StageBar() as bar:
         chosen = run.predict(images, on_batch=bar.counter("Images", len(images))).probs[head]
     rows = []

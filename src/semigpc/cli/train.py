@@ -15,6 +15,7 @@ from semigpc.cli.tables import HEADS, AsJson, accuracy_table, option, say, table
 
 if TYPE_CHECKING:
     from semigpc.training import Experiment
+    from semigpc.training.run_folder import RunSummary
 
 CHOICES = {"best_on_validation": "best on validation", "best_on_test": "best on test*"}
 OPTIMISTIC = "* chosen on the test set itself, so better than new images will be"
@@ -227,8 +228,8 @@ def short_settings(data: str, steps: int | None, root: Path | None) -> list[str]
     return paths if steps is None else [*paths, f"train.steps={steps}"]
 
 
-def _print_results(folder: Path, summary: dict[str, Any], console: Console) -> None:
-    from semigpc.report.run_record import read_run
+def _print_results(folder: Path, summary: "RunSummary", console: Console) -> None:
+    from semigpc.training.run_folder import read_run
 
     evaluations = read_run(folder, bulky=False)
     if evaluations.screening:
@@ -242,7 +243,7 @@ def _print_results(folder: Path, summary: dict[str, Any], console: Console) -> N
         return
     curves = [evaluations.curve(results["last"]["part"], head) for head in HEADS]
     rows = [("last", curve[-1]) for curve in curves if curve]
-    rows += [(name, results[key]) for key, name in CHOICES.items() if results.get(key)]
+    rows += [(name, best) for key, name in CHOICES.items() if (best := results.get(key))]
     console.print(accuracy_table(rows, OPTIMISTIC if results.get("best_on_test") else None))
 
 

@@ -21,6 +21,7 @@ from semigpc.models import Classifier, OnFrozen
 from semigpc.models import encoder as onnx_form
 from semigpc.models.encoder import ONNX_PACKAGES, trace
 from semigpc.training.calibration import GP_SHARE
+from semigpc.training.metrics import Head
 from semigpc.training.state import EvaluationNetwork
 from semigpc.types import ModelOutput
 
@@ -59,8 +60,8 @@ class ExportedNetwork(nn.Module):
         *,
         gp_feature: str,
         augment: AugmentConfig,
-        outputs_of: Sequence[str],
-        temperatures: Mapping[str, float],
+        outputs_of: Sequence[Head],
+        temperatures: Mapping[Head, float],
     ) -> None:
         super().__init__()
         frozen, classifier = (
@@ -88,7 +89,7 @@ class ExportedNetwork(nn.Module):
         self.register_buffer("shift", (-mean / std).float())
 
     @property
-    def outputs(self) -> dict[str, str]:
+    def outputs(self) -> dict[str, Head]:
         """Which head each output comes from, in the order of the outputs."""
         named = {f"{head}_probabilities": head for head in self.outputs_of}
         return {PROBABILITIES: self.outputs_of[0]} | (named if len(named) > 1 else {})

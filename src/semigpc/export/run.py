@@ -29,6 +29,7 @@ from semigpc.models.encoder import INPUT, ONNX_PACKAGES
 from semigpc.refiners import GaussianProcessRefiner
 from semigpc.training.evaluate import predict
 from semigpc.training.inference import HeadChoice, LoadedRun, load_run
+from semigpc.training.metrics import Head
 from semigpc.training.run_folder import Choice
 
 Kind = Literal["onnx", "torch"]
@@ -186,8 +187,8 @@ def differences(
     gp: GaussianProcessRefiner | None,
     *,
     augment: Augment,
-    outputs: Mapping[str, str],
-    temperatures: Mapping[str, float],
+    outputs: Mapping[str, Head],
+    temperatures: Mapping[Head, float],
     pixels: Pixels,
     largest_batch: int = LARGE_BATCH,
     progress: Callable[[int, int], None] | None = None,

@@ -5,9 +5,12 @@ probabilities.
 import math
 from functools import lru_cache
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.quasirandom import SobolEngine
+from typing_extensions import TypedDict
 
 DRAWS = 256  # of the other classes, in pairs of opposite sign
 LEVELS = 16  # of the class itself
@@ -85,3 +88,49 @@ def _normal(dimensions: int, device: torch.device) -> tuple[Tensor, Tensor]:
     uniform = SobolEngine(dimensions, scramble=True, seed=0).draw(DRAWS // 2, dtype=torch.float64)
     draws = torch.special.ndtri(uniform.clamp(1e-9, 1 - 1e-9)).to(device)
     return levels, torch.cat([draws, -draws])
+
+
+class ReliabilityBins(TypedDict):
+    """A reliability diagram; ``confidence`` and ``accuracy`` are None in bins without rows."""
+
+    edges: list[float]
+    confidence: list[float | None]
+    accuracy: list[float | None]
+    count: list[int]
+
+
+def reliability(
+    confidence: NDArray[np.float64],
+    right: NDArray[np.bool_],
+    *,
+    bins: int,
+    weights: NDArray[np.float64] | None = None,
+) -> tuple[ReliabilityBins, float]:
+    """Return the reliability diagram over equal bins [a, b) of confidence, and the ECE.
+
+    The expected calibration error is the sum over bins of |accuracy - mean confidence|, weighted by
+    their share of the rows. A confidence of 1 is in the last bin.
+
+    Args:
+        confidence: (M,) in [0, 1]. right: (M,) whether the class is right. bins: how many. weights:
+            (M,) of the rows; equal if left out.
+    """
+    weights = np.ones(len(confidence)) if weights is None else weights
+    place = np.minimum((confidence * bins).astype(int), bins - 1)
+    total = np.bincount(place, weights=weights, minlength=bins)
+    count = np.bincount(place, minlength=bins)
+    divisor = np.where(total > 0, total, 1.0)
+    mean = np.bincount(place, weights=weights * confidence, minlength=bins) / divisor
+    accuracy = np.bincount(place, weights=weights * right, minlength=bins) / divisor
+    error = float((total * np.abs(mean - accuracy)).sum() / max(weights.sum(), 1e-300))
+
+    def known(values: NDArray[np.float64]) -> list[float | None]:
+        return [float(value) if n else None for value, n in zip(values, count, strict=True)]
+
+    diagram: ReliabilityBins = {
+        "edges": np.linspace(0, 1, bins + 1).tolist(),
+        "confidence": known(mean),
+        "accuracy": known(accuracy),
+        "count": count.tolist(),
+    }
+    return diagram, error

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from semigpc.estimator import LeftOutLabels, SemiGPClassifier
 from semigpc.estimator.peers import EMBEDDING_WIDTH, PEERS, fit_peer
+from semigpc.gp.certainty import reliability
 
 MOST_LABELS = (
     2000  # that other methods are compared on; of more, a like share of every class is drawn
@@ -146,6 +147,7 @@ def gather_evidence(
 
     peers = compare_peers(features[drawn], codes[drawn], unlabeled, drawn_folds, tick=tick)
     scores = score(held.codes, held.predicted, held.folds)
+    bins, error = reliability(held.confidence, held.right, bins=BINS, weights=held.weights)
     own = {
         "name": "semigpc",
         "title": "SemiGPC",
@@ -173,7 +175,8 @@ def gather_evidence(
         "per_class": list(per_class(held, codes, names)),
         "curve": [accepted(held, np.full(len(names), at)) for at in thresholds(held)],
         "chosen": accepted(held, model.threshold_),
-        **reliability(held),
+        "reliability": bins,
+        "ece": error,
         "confusions": confusions(held, names),
         "suspects": find_suspects(model),
         "preparation": preparation(features.shape[1]),
@@ -366,34 +369,6 @@ def accepted(held: HeldOut, threshold: Floats) -> dict[str, float | int | None]:
         "coverage": float(held.weights[taken].sum() / held.weights.sum()),
         **dict(zip(("precision", "low", "high"), precision, strict=True)),
     }
-
-
-def reliability(held: HeldOut) -> dict[str, Any]:
-    """Return accuracy and mean confidence in bins of confidence, and the expected calibration
-    error.
-    """
-    edges = np.linspace(0, 1, BINS + 1)
-    place = np.clip(np.digitize(held.confidence, edges[1:-1], right=True), 0, BINS - 1)
-    weight = np.bincount(place, weights=held.weights, minlength=BINS)
-    sums = [
-        np.bincount(place, weights=held.weights * values, minlength=BINS)
-        for values in (held.right, held.confidence)
-    ]
-    accuracy, confidence = (
-        np.divide(total, weight, out=np.full(BINS, np.nan), where=weight > 0) for total in sums
-    )
-    gap = np.nan_to_num(np.abs(accuracy - confidence))
-
-    def plain(values: Floats) -> list[float | None]:
-        return [None if np.isnan(value) else float(value) for value in values]
-
-    bins = {
-        "edges": edges.tolist(),
-        "accuracy": plain(accuracy),
-        "confidence": plain(confidence),
-        "count": np.bincount(place, minlength=BINS).tolist(),
-    }
-    return {"reliability": bins, "ece": float((weight / weight.sum()) @ gap)}
 
 
 def confusions(held: HeldOut, names: NDArray[np.str_]) -> list[dict[str, Any]]:

@@ -19,10 +19,9 @@ from semigpc.paper.scales import check_weights
 from semigpc.paper.tables import Group, Options, PaperCell, PaperTable, Scale, select
 from semigpc.refiners import GPConfig
 from semigpc.report.comparison_page import write_comparison_report
-from semigpc.report.run_record import read_run
 from semigpc.training import RunFolder
 from semigpc.training.comparison import Cell, ComparisonListener, compare, finished_run, run_path
-from semigpc.training.run_folder import read_json
+from semigpc.training.run_folder import read_run, read_run_json
 
 METRIC = "top1"
 PATHS = ("root", "splits", "pretrained")  # settings that contain a path
@@ -115,7 +114,9 @@ def reproduce_table(
             for cell in cells
             for seed in range(count)
         ):
-            place = read_json(path, "the run does not say where it was made", dict[str, str])
+            place = read_run_json(
+                path, dict[str, str], missing="the run does not say where it was made"
+            )
             if place not in figures["environments"]:
                 figures["environments"].append(place)
         if not options.changed:
@@ -170,7 +171,11 @@ def _cell_figures(row: PaperCell, folder: Path, seeds: int, *, judged: bool) -> 
         "last_by_head": _by_head(runs),
         f"mean_of_last_{LAST}": [
             _percent(
-                fmean([entry[METRIC] for entry in evaluations if entry["head"] == head][-LAST:])
+                fmean(
+                    [entry["balanced_accuracy"] for entry in evaluations if entry["head"] == head][
+                        -LAST:
+                    ]
+                )
             )
             for evaluations in runs
         ],

@@ -14,9 +14,22 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from semigpc.io.text import ABSENT, count, percent
 from semigpc.report import style
-from semigpc.report.run_record import Entry, Floats, RunRecord, floats, mean_known, per_class
-from semigpc.report.style import BLUE, FONT, INK, MUTED, NAMED, ORANGE, Chart
+from semigpc.report.style import (
+    BLUE,
+    FONT,
+    INK,
+    MUTED,
+    NAMED,
+    ORANGE,
+    Chart,
+    Entry,
+    Floats,
+    floats,
+    mean_known,
+    per_class,
+)
 from semigpc.report.wording import number_of, short
+from semigpc.training.run_folder import RunRecord
 
 LAST_WINDOWS = 5  # of pseudo-labels, whose counts are what the network believes at the end
 # the largest true or given share over the smallest, from which shares are drawn on a log scale

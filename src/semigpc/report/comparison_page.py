@@ -26,16 +26,6 @@ from semigpc.io.errors import FileError
 from semigpc.io.text import CLASS_GROUPS, count, mean_and_spread, percent, points
 from semigpc.report import style
 from semigpc.report.charts import class_axis, class_shares, draw_shares, share_scale
-from semigpc.report.run_record import (
-    HEADS,
-    Entry,
-    Floats,
-    RunRecord,
-    floats,
-    mean_known,
-    read_run,
-    series,
-)
 from semigpc.report.style import (
     BLUE,
     FONT,
@@ -48,9 +38,15 @@ from semigpc.report.style import (
     PAPER,
     PURPLE,
     Chart,
+    Entry,
+    Floats,
+    floats,
+    mean_known,
+    series,
 )
 from semigpc.report.wording import HEAD_NAMES, JUDGED, metric_name, number_of, short
-from semigpc.training.run_files import LOOSE, Figures
+from semigpc.training.metrics import LOOSE, Figures
+from semigpc.training.run_folder import HEADS, RunRecord, read_run
 
 COLUMNS = ("balanced_accuracy", *CLASS_GROUPS, "top1", "macro_f1", "ece")
 LOWER_IS_BETTER = ("ece", "loss")

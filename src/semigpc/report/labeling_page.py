@@ -39,9 +39,23 @@ from matplotlib.ticker import MaxNLocator
 from semigpc.io.text import count, duration, no_new_labels, percent
 from semigpc.report import style
 from semigpc.report.charts import class_axis, reliability_chart, share_lines_chart
-from semigpc.report.run_record import Entry, Floats, RunRecord, floats
-from semigpc.report.style import BLUE, FONT, GREEN, GREY, INK, MUTED, NAMED, ORANGE, PAPER, Chart
+from semigpc.report.style import (
+    BLUE,
+    FONT,
+    GREEN,
+    GREY,
+    INK,
+    MUTED,
+    NAMED,
+    ORANGE,
+    PAPER,
+    Chart,
+    Entry,
+    Floats,
+    floats,
+)
 from semigpc.report.wording import counted, flatten, short
+from semigpc.training.run_folder import RunRecord
 
 LISTED = 100  # rows of a list by hand; the tables of the folder have them all
 PAIRS = 15  # confusion pairs that are drawn; the table has more

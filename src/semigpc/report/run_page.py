@@ -18,9 +18,9 @@ from semigpc.report.charts import (
     reliability_chart,
     share_chart,
 )
-from semigpc.report.run_record import HEADS, PARTS, Entry, Floats, RunRecord, read_run, series
-from semigpc.report.style import Chart
+from semigpc.report.style import Chart, Entry, Floats, series
 from semigpc.report.wording import HEAD_NAMES, JUDGED, SCORE_NAMES, flatten, metric_name, run_title
+from semigpc.training.run_folder import HEADS, PARTS, RunRecord, read_run
 
 CHOICES = {
     "last": "Last step",
@@ -58,7 +58,7 @@ def write_run_report(folder: Path) -> Path:
         FileNotFoundError: if the folder holds neither config.json nor metrics.jsonl.
     """
     run = read_run(folder)
-    entry = run.headline() or {}
+    entry: Entry = run.headline() or {}
     broad = SMALL < len(run.class_names) <= NUMBERED  # the matrix is too wide to share its row
     matrix, reliability = confusion_chart(run, entry), reliability_chart(entry, alone=broad)
     counts = {name: run.counts(key) for key, name in COUNTS.items()}
@@ -160,9 +160,11 @@ def _results(run: RunRecord) -> list[dict[str, Any]]:
     """List the rows of the headline table: the choices of the summary, then the last evaluations it
     does not contain.
     """
-    summarised = run.summary.get("results") or {}
-    rows = [(name, summarised[key]) for key, name in CHOICES.items() if summarised.get(key)]
-    last = summarised.get("last") or {}
+    summarised = run.results
+    rows: list[tuple[str, Entry]] = [
+        (name, result) for key, name in CHOICES.items() if (result := summarised.get(key))
+    ]
+    last: Entry = run.last_result or {}
     for part in PARTS:
         for head in HEADS:
             entries = run.curve(part, head)
@@ -198,7 +200,7 @@ def _screening(run: RunRecord) -> dict[str, Any] | None:
     """
     if not run.screening:
         return None
-    last = run.screening[-1]
+    last: Entry = run.screening[-1]
     scores = {
         SCORE_NAMES.get(key, key): float(last[key]) for key in last if key.startswith("auroc_")
     }
@@ -261,7 +263,8 @@ def accuracy_chart(run: RunRecord) -> Chart | None:
     if not curves:
         return None
     figure, both = style.panels(1, 2, height=3.5)
-    chosen = ((run.summary.get("results") or {}).get("best_on_validation") or {}).get("step")
+    best: Entry = run.results.get("best_on_validation") or {}
+    chosen = best.get("step")
     validation = {"linestyle": (0, (4, 2)), "markerfacecolor": style.PAPER, "linewidth": 1.3}
     for axes, key in zip(both, ("balanced_accuracy", "top1"), strict=True):
         for (part, head), entries in curves.items():

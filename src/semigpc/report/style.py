@@ -8,7 +8,7 @@ of middle lightness, seen on both.
 import hashlib
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
@@ -22,11 +22,14 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
+from numpy.typing import NDArray
 
 from semigpc.io.atomic import write_text
 from semigpc.io.text import count, duration, percent, points
-from semigpc.report.run_record import Floats, mean_known
 from semigpc.report.wording import counted, metric_name, number_of
+
+Entry = Mapping[str, Any]  # one line of a run, or one cell of a comparison
+Floats = NDArray[np.float64]
 
 INK, MUTED, GRID, PAPER = "#222222", "#6b6b6c", "#d8d8d9", "#fefefd"
 THEME = {INK: "currentColor", MUTED: "var(--muted)", GRID: "var(--grid)", PAPER: "var(--paper)"}
@@ -212,3 +215,31 @@ def _inline(figure: Figure, title: str) -> Markup:
         svg = svg.replace(f": {ink}", f": {variable}")
     head, body = svg.split(">", 1)
     return Markup(f'{head}><title id="{mark}-name">{escape(title)}</title>{body}')
+
+
+# Numbers to draw ----------------------------------------------------------------------------------
+
+
+def per_class(entry: Entry, key: str, n_classes: int) -> Floats | None:
+    """Return the numbers (C,) under ``key``, NaN for null; None if there are not C of them."""
+    values = entry.get(key)
+    return None if values is None or len(values) != n_classes else floats(values)
+
+
+def floats(values: Sequence[float | None]) -> Floats:
+    """Return numbers that may be null as an array with NaN."""
+    return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
+
+
+def series(entries: Sequence[Entry], key: str) -> tuple[Floats, Floats]:
+    """Return steps and values of the entries in which ``key`` is a finite number."""
+    steps = floats([entry["step"] for entry in entries])
+    values = floats([entry.get(key) for entry in entries])
+    known = np.isfinite(values)
+    return steps[known], values[known]
+
+
+def mean_known(rows: Floats | Sequence[Floats]) -> Floats:
+    """Return the mean over the first axis without NaN; NaN where there is nothing else."""
+    known = np.isfinite(rows).sum(axis=0)
+    return np.where(known > 0, np.nansum(rows, axis=0) / np.maximum(known, 1), np.nan)

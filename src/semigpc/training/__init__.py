@@ -3,7 +3,7 @@
 from semigpc.training.experiment import Experiment, FrozenConfig, TrainConfig
 from semigpc.training.loop import train
 from semigpc.training.processes import Stopped
-from semigpc.training.run_folder import RunFolder
+from semigpc.training.run_folder import RunFolder, last_result
 from semigpc.training.run_log import Listener
 
 __all__ = [
@@ -13,5 +13,6 @@ __all__ = [
     "RunFolder",
     "Stopped",
     "TrainConfig",
+    "last_result",
     "train",
 ]

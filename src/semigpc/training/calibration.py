@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from semigpc.refiners import GaussianProcessRefiner, GPConfig
 from semigpc.refiners.tuning import NEIGHBOURHOOD
+from semigpc.training.metrics import Head
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -38,7 +39,9 @@ def tempered(probs: Floats, temperature: float) -> Floats:
     return shares
 
 
-def calibrated(probs: Mapping[str, Floats], temperatures: Mapping[str, float]) -> dict[str, Floats]:
+def calibrated(
+    probs: Mapping[Head, Floats], temperatures: Mapping[Head, float]
+) -> dict[Head, Floats]:
     """Return what each head reports, (M, C), from its ``probs`` p and temperature T::
 
         linear:  q_linear            with  q = p^(1/T) / sum p^(1/T)
@@ -76,7 +79,7 @@ def temperature_for(probs: Floats, accuracy: float, weights: Floats | None = Non
     return float(np.exp(brentq(excess, low, high, xtol=1e-4)))
 
 
-def from_labels(probs: Mapping[str, Floats], labels: Integers) -> dict[str, float]:
+def from_labels(probs: Mapping[Head, Floats], labels: Integers) -> dict[Head, float]:
     """Return the temperature of each head for images with known labels (M,): mean confidence =
     (right + 1) / (M + 2).
 
@@ -92,8 +95,8 @@ def from_labels(probs: Mapping[str, Floats], labels: Integers) -> dict[str, floa
 
 
 def from_halves(
-    probs: Mapping[str, Floats], halves: tuple[Integers, Integers], *, strict: bool
-) -> dict[str, float]:
+    probs: Mapping[Head, Floats], halves: tuple[Integers, Integers], *, strict: bool
+) -> dict[Head, float]:
     """Return the temperature of each head from the classes (M,) that two GPs, each over half of the
     labels, predict.
 

@@ -26,7 +26,7 @@ from semigpc.training.loop import train
 from semigpc.training.metrics import FIGURES, METRIC
 from semigpc.training.processes import Stopped
 from semigpc.training.run_data import DataCache
-from semigpc.training.run_folder import REDO_SUMMARY, RunFolder
+from semigpc.training.run_folder import REDO_SUMMARY, MetricsLine, RunFolder, RunSummary
 from semigpc.training.run_log import Listener
 
 WITHOUT = "none"  # the refiner that others are compared with
@@ -59,7 +59,7 @@ class ComparisonListener:
         """A run starts, here or in another process; return what listens to it."""
         return Listener()
 
-    def done(self, cell: Cell, seed: int, summary: Mapping[str, Any], *, kept: bool) -> None:
+    def done(self, cell: Cell, seed: int, summary: RunSummary, *, kept: bool) -> None:
         """A run is finished, or was so already (``kept``)."""
 
 
@@ -124,7 +124,7 @@ def run_path(path: Path, cell: Cell, seed: int) -> Path:
     return path / "cells" / cell.name / f"seed{seed}"
 
 
-def finished_run(path: Path, cell: Cell, seed: int) -> dict[str, Any] | None:
+def finished_run(path: Path, cell: Cell, seed: int) -> RunSummary | None:
     """Return the summary of a run that was finished with these settings; a RunError if it was with
     others.
     """
@@ -152,7 +152,7 @@ def finished_run(path: Path, cell: Cell, seed: int) -> dict[str, Any] | None:
             f"{folder.path} was finished, but {changed_files[0]} has changed since, by {folder.summary.name}. Delete that "
             "folder to run it again."
         )
-    return dict(summary)
+    return summary
 
 
 def _compute_features(missing: list[tuple[Cell, int]], listener: ComparisonListener) -> None:
@@ -230,13 +230,11 @@ class _Messenger(Listener):
         if (step + 1) % REPORT_EVERY == 0:
             self.messages.put((self.number, "step", (step,)))
 
-    def entry(self, entry: dict[str, Any]) -> None:
+    def entry(self, entry: MetricsLine) -> None:
         self.messages.put((self.number, "entry", (entry,)))
 
 
-def _run_elsewhere(
-    experiment: Experiment, path: Path, messages: Any, number: int
-) -> dict[str, Any]:
+def _run_elsewhere(experiment: Experiment, path: Path, messages: Any, number: int) -> RunSummary:
     try:
         return train(
             experiment, path, resume=True, listener=_Messenger(messages, number), cache=_CACHE
@@ -246,7 +244,7 @@ def _run_elsewhere(
 
 
 def _listen(
-    futures: dict["Future[dict[str, Any]]", tuple[Cell, int]],
+    futures: dict["Future[RunSummary]", tuple[Cell, int]],
     runs: list[tuple[Cell, int]],
     messages: Any,
     listener: ComparisonListener,

@@ -4,7 +4,7 @@ all training images.
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,7 @@ from semigpc.training.calibration import (
     predicted_by_halves,
 )
 from semigpc.training.experiment import Experiment
-from semigpc.training.metrics import METRIC, classification_metrics
+from semigpc.training.metrics import METRIC, Figures, Groups, Head, Part, classification_metrics
 from semigpc.training.state import Trainer
 from semigpc.types import ModelOutput
 
@@ -38,10 +38,10 @@ class Predictions(NamedTuple):
     is one, (M, C).
     """
 
-    probs: dict[str, npt.NDArray[np.float64]]
+    probs: dict[Head, npt.NDArray[np.float64]]
     labels: npt.NDArray[np.int64]
 
-    def calibrated(self, temperatures: Mapping[str, float]) -> "Predictions":
+    def calibrated(self, temperatures: Mapping[Head, float]) -> "Predictions":
         """Return what the heads report with these temperatures:
         :func:`semigpc.training.calibration.calibrated`.
         """
@@ -55,10 +55,10 @@ class Evaluation(NamedTuple):
     (:mod:`.calibration`).
     """
 
-    results: list[dict[str, Any]]
-    head: str
-    temperatures: dict[str, float]
-    screening: dict[str, Any] | None
+    results: list[Figures]
+    head: Head
+    temperatures: dict[Head, float]
+    screening: Figures | None
 
 
 def evaluate_run(
@@ -66,7 +66,7 @@ def evaluate_run(
     trainer: Trainer,
     splits: Splits,
     loader: EvaluationLoader,
-    groups: dict[str, list[int]],
+    groups: Groups,
     *,
     last: bool,
 ) -> Evaluation:
@@ -80,13 +80,16 @@ def evaluate_run(
     network, gp = trainer.evaluated, trainer.gp
     if gp is not None and gp.config.rebuilt_for_evaluation:
         gp = refilled(gp, network, loader, splits.labeled)
-    parts = {"validation": splits.validation, "test": splits.test}
+    parts: dict[Part, ImageSet | None] = {
+        "validation": splits.validation,
+        "test": splits.test,
+    }
     predictions = {
         part: predict(network, gp, loader.batches(images))
         for part, images in parts.items()
         if images is not None
     }
-    temperatures: dict[str, float] = {}
+    temperatures: dict[Head, float] = {}
     if "validation" in predictions:
         validation_images = predictions["validation"]
         temperatures = from_labels(_trained_heads(validation_images, gp), validation_images.labels)
@@ -97,7 +100,7 @@ def evaluate_run(
     }
     validation = {head: figures[METRIC] for head, figures in measured.get("validation", {}).items()}
     judged = judged_head(gp, validation, addon_answers=trainer.addon.answers)
-    results = [
+    results: list[Figures] = [
         {
             "part": part,
             "head": head,
@@ -113,7 +116,7 @@ def evaluate_run(
     )
 
 
-def evaluate(predictions: Predictions, groups: dict[str, list[int]]) -> dict[str, dict[str, Any]]:
+def evaluate(predictions: Predictions, groups: Groups) -> dict[Head, Figures]:
     """Return the metrics of each head."""
     return {
         head: classification_metrics(probs, predictions.labels, groups)
@@ -123,10 +126,10 @@ def evaluate(predictions: Predictions, groups: dict[str, list[int]]) -> dict[str
 
 def judged_head(
     gp: GaussianProcessRefiner | None,
-    validation: Mapping[str, float] | None = None,
+    validation: Mapping[Head, float] | None = None,
     *,
     addon_answers: bool = False,
-) -> str:
+) -> Head:
     """Return the head by which a run is judged and which predicts, "linear" or "gp". No test label
     is needed.
 
@@ -157,7 +160,7 @@ def _temperatures_without_labels(
     loader: EvaluationLoader,
     network: nn.Module,
     gp: GaussianProcessRefiner | None,
-) -> dict[str, float]:
+) -> dict[Head, float]:
     """Return the temperature of each head by two halves of the labels, on 2000 unlabelled images at
     most; none if impossible.
 
@@ -191,7 +194,7 @@ def _temperatures_without_labels(
 
 def _trained_heads(
     predictions: Predictions, gp: GaussianProcessRefiner | None
-) -> dict[str, npt.NDArray[np.float64]]:
+) -> dict[Head, npt.NDArray[np.float64]]:
     """Return the probabilities of the heads to calibrate: with role ``classifier`` nothing trains
     the linear one.
     """
@@ -215,7 +218,7 @@ def predict(
         network: evaluated as it is. gp: on its features.
         batches: as of :class:`EvaluationLoader`, on the network's device.
     """
-    parts: dict[str, list[Tensor]] = {"linear": []}
+    parts: dict[Head, list[Tensor]] = {"linear": []}
     if gp is not None and len(gp.engine):
         parts["gp"] = []
     labels = []
@@ -316,7 +319,7 @@ def screening(
     loader: EvaluationLoader,
     network: nn.Module,
     gp: GaussianProcessRefiner | None,
-) -> dict[str, Any] | None:
+) -> Figures | None:
     """Return how well each confidence separates U_in from U_out, on 2000 unlabelled images at most;
     None if U_out is unknown.
 
@@ -346,9 +349,9 @@ def screening(
     aurocs = in_class_auroc(
         {name: torch.cat(parts).numpy() for name, parts in scores.items()}, outside
     )
-    return {"n_in": int((~outside).sum()), "n_out": int(outside.sum())} | {
-        f"auroc_{name}": auroc for name, auroc in aurocs.items()
-    }
+    found = {f"auroc_{name}": auroc for name, auroc in aurocs.items()}
+    counts: Figures = {"n_in": int((~outside).sum()), "n_out": int(outside.sum())}
+    return cast("Figures", counts | found)
 
 
 def in_class_auroc(

@@ -5,7 +5,7 @@ without.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -34,12 +34,11 @@ from semigpc.models import OnFrozen
 from semigpc.refiners import GaussianProcessRefiner
 from semigpc.training.evaluate import Predictions, judged_head, predict, refilled
 from semigpc.training.experiment import Experiment
+from semigpc.training.metrics import Head, Part
 from semigpc.training.run_data import frozen_backbone, load_splits
-from semigpc.training.run_files import Head, SplitFacts
-from semigpc.training.run_folder import Choice, RunFolder, read_json
+from semigpc.training.run_folder import Choice, RunFolder, SplitFacts
 from semigpc.training.state import assemble, build_fabric, products_in
 
-Part = Literal["test", "validation"]
 HeadChoice = Literal["auto", "linear", "gp"]
 
 
@@ -58,8 +57,8 @@ class LoadedRun:
     split: SplitFacts
     network: nn.Module
     gp: GaussianProcessRefiner | None
-    head: str
-    temperatures: Mapping[str, float]
+    head: Head
+    temperatures: Mapping[Head, float]
     source: ViewSource
     device: torch.device
     checkpoint: Choice
@@ -225,10 +224,7 @@ def load_run(path: Path, choice: Choice | None = None) -> LoadedRun:
 def _same_backbone(folder: RunFolder, experiment: Experiment, device: torch.device) -> nn.Module:
     """Return the frozen network that a run's features came from, and no other."""
     backbone = frozen_backbone(experiment.model, device)
-    made_by = read_json(
-        folder.features, "the run does not say what made its features", dict[str, Any]
-    )
-    if weights_hash(backbone.state_dict()) != made_by.get("weights"):
+    if weights_hash(backbone.state_dict()) != folder.feature_origin().get("weights"):
         raise RunError(
             f"{folder.path} was trained on features of {experiment.model.name} with other weights than it finds now "
             f"(model.pretrained is {experiment.model.pretrained!r}). Put those back; on others its answers mean nothing."

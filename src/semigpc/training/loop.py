@@ -10,7 +10,7 @@ from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 import numpy as np
 import torch
@@ -28,14 +28,20 @@ from semigpc.training.experiment import Experiment, TrainConfig
 from semigpc.training.optim import set_rate
 from semigpc.training.processes import (
     Interrupt,
-    SilentRunFolder,
     Stopped,
     any_process,
     check_same_everywhere,
     sum_gradients,
 )
 from semigpc.training.run_data import DataCache, RunData
-from semigpc.training.run_folder import Checkpoint, RunFolder, split_facts, write_checkpoint
+from semigpc.training.run_folder import (
+    Checkpoint,
+    RunFolder,
+    RunSummary,
+    SilentRunFolder,
+    split_facts,
+    write_checkpoint,
+)
 from semigpc.training.run_log import Journal, Listener
 from semigpc.training.state import Trainer, assemble, build_fabric, products_in
 from semigpc.types import Batch, Clock, StepOutput
@@ -54,7 +60,7 @@ def train(
     listener: Listener | None = None,
     fabric: Fabric | None = None,
     cache: DataCache | None = None,
-) -> dict[str, Any]:
+) -> RunSummary:
     """Train into a run folder, and return its summary.
 
     The result on a CPU depends on the experiment and the number of torch's threads alone: a run
@@ -168,7 +174,7 @@ class Run:
         )
         self.current = self._generation(0) if saved is None else self._resumed(saved)
 
-    def train(self, *, started: bool) -> dict[str, Any]:
+    def train(self, *, started: bool) -> RunSummary:
         """Train to the end and return the summary; ``started`` if the folder has the run's files
         already.
         """
@@ -304,13 +310,15 @@ class Run:
         if self.folder.writes:
             write_checkpoint(path, tensors, state)
 
-    def _finish(self, step: int, status: str) -> dict[str, Any]:
-        facts = {
+    def _finish(self, step: int, status: Literal["finished", "stopped"]) -> RunSummary:
+        facts: RunSummary = {
+            "status": status,
+            "label": self.experiment.label,
             "processes": self.fabric.world_size,
             "class_groups": self.groups,
             "gp": self.current.trainer.refiner.facts(),
         }
-        return self.journal.finish(step, status=status, label=self.experiment.label, **facts)
+        return self.journal.finish(step, facts)
 
     def _notes(self) -> Iterator[str]:
         """Yield what the reader of a run should know before it begins."""

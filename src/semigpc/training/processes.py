@@ -286,39 +286,6 @@ class Interrupt:
         signal.signal(number, self._handlers[number])
 
 
-class SilentRunFolder(RunFolder):
-    """The run folder for all processes but rank 0: nothing is read or written, and it need not
-    exist on their machines.
-    """
-
-    writes = False
-
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Do nothing: rank 0 holds the lock."""
-        yield
-
-    def refuse_if_taken(self) -> None:
-        """Do nothing: rank 0 checks this."""
-
-    def start(self, experiment: Experiment, splits: Splits) -> None:
-        """Do nothing: rank 0 writes the files."""
-
-    def check_features(self, origin: dict[str, Any]) -> None:
-        """Do nothing: rank 0 checks this."""
-
-    def append(self, kind: str, step: int, **values: Any) -> dict[str, Any]:
-        """Return the entry that rank 0 writes."""
-        return {"kind": kind, "step": step, **values}
-
-    def metrics_size(self) -> int:
-        """Return 0: there is no file."""
-        return 0
-
-    def rewind_metrics(self, size: int) -> None:
-        """Do nothing: rank 0 truncates the file."""
-
-
 # One batch over all processes ---------------------------------------------------------------------
 
 

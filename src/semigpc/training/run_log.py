@@ -17,8 +17,15 @@ from semigpc.refiners import NoRefiner, Refiner
 from semigpc.training.calibration import UNCALIBRATED
 from semigpc.training.evaluate import Evaluation
 from semigpc.training.experiment import Experiment
-from semigpc.training.metrics import METRIC, Array, PseudoLabelStats
-from semigpc.training.run_folder import RunFolder
+from semigpc.training.metrics import METRIC, Array, Head, PseudoFigures, PseudoLabelStats
+from semigpc.training.run_folder import (
+    CheckState,
+    LogState,
+    MetricsLine,
+    Results,
+    RunFolder,
+    RunSummary,
+)
 from semigpc.types import Batch, StepOutput
 
 CHECK_STEPS = 200  # over which pseudo-labels must be useless before a note says so
@@ -43,7 +50,7 @@ class Listener:
     def step(self, step: int) -> None:
         """A step is done."""
 
-    def entry(self, entry: dict[str, Any]) -> None:
+    def entry(self, entry: MetricsLine) -> None:
         """A line of ``metrics.jsonl`` was written."""
 
 
@@ -64,13 +71,13 @@ class Journal:
         self.checks = PseudoLabelChecks(experiment, splits)
         self.refiner: Refiner = NoRefiner()
         self.checked_from = 0
-        self.results: dict[str, Any] = {
+        self.results: Results = {
             "last": None,
             "best_on_validation": None,
             "best_on_test": None,
         }
-        self.head: str | None = None  # that is judged, by the last evaluation
-        self.temperatures: dict[str, float] = {}
+        self.head: Head | None = None  # that is judged, by the last evaluation
+        self.temperatures: dict[Head, float] = {}
         self.seconds_before = 0.0
         self.began = time.perf_counter()
         self._clear()
@@ -123,10 +130,11 @@ class Journal:
         values = scales | dict(zip(tensors, numbers, strict=True))
         means = {name: values.pop(name) / self.steps for name in self.sums}
         speed = {"steps_per_second": self.steps / elapsed, "data_wait_share": self.waited / elapsed}
-        self._write("train", step, window=self.steps, lr=self.rate, **means, **values, **speed)
+        own = {"window": self.steps, "lr": self.rate}
+        self._write("train", step, own | means | values | speed)
         window = self.pseudo.flush()
         if window is not None:
-            self._write("pseudo", step, **window)
+            self._write("pseudo", step, window)
             if step - self.steps >= self.checked_from:
                 for message in self.checks.add(window, values):
                     self.note(step, message)
@@ -134,7 +142,7 @@ class Journal:
 
     def note(self, step: int, message: str) -> None:
         """Write a note for the reader of the run."""
-        self._write("note", step, message=message)
+        self._write("note", step, {"message": message})
 
     def evaluated(self, step: int, evaluation: Evaluation, *, last: bool, seconds: float) -> bool:
         """Write an evaluation, the last or not, that took so long; returns whether validation has
@@ -145,32 +153,31 @@ class Journal:
             self.note(
                 step, f"{UNCALIBRATED} No class has two labels, or there are no unlabelled images."
             )
-        entries = [self._write("eval", step, **result) for result in evaluation.results]
+        entries = [self._write("eval", step, result) for result in evaluation.results]
         judged = {entry["part"]: entry for entry in entries if entry["judged"]}
         if evaluation.screening is not None:
-            self._write("screening", step, **evaluation.screening)
+            self._write("screening", step, evaluation.screening)
         test, validation = judged.get("test"), judged.get("validation")
         self.results["last"] = test or validation
-        best = validation is not None and _better(
-            validation, self.results["best_on_validation"], "chosen_by"
-        )
-        if validation is not None and best:
-            self.results["best_on_validation"] = (test or validation) | {
-                "chosen_by": validation[METRIC]
-            }
-        if test is not None and _better(test, self.results["best_on_test"], METRIC):
-            self.results["best_on_test"] = test
         self.window_began += seconds  # evaluation is no training time
-        return best
+        best_test = self.results["best_on_test"]
+        if test is not None and (best_test is None or test[METRIC] > best_test[METRIC]):
+            self.results["best_on_test"] = test
+        best = self.results["best_on_validation"]
+        if validation is None or (best is not None and validation[METRIC] <= best["chosen_by"]):
+            return False
+        chosen = test or validation
+        self.results["best_on_validation"] = {**chosen, "chosen_by": validation[METRIC]}
+        return True
 
-    def finish(self, step: int, *, status: str, **facts: Any) -> dict[str, Any]:
+    def finish(self, step: int, facts: RunSummary) -> RunSummary:
         """Write ``summary.json`` with these facts, and return it."""
-        summary = {
-            "status": status,
+        summary: RunSummary = {
             "step": step,
             "seconds": self._seconds(),
             "results": self.results,
-            **self._confidence(),
+            "head": self.head,
+            "temperatures": self.temperatures,
             **facts,
         }
         self.folder.write_summary(summary)
@@ -178,27 +185,29 @@ class Journal:
             self._board.close()
         return summary
 
-    def state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps of the journal."""
-        size = self.folder.metrics_size()
-        own = {"results": self.results, "checks": self.checks.state, **self._confidence()}
-        return own | {"seconds": self._seconds(), "metrics_size": size}
+    def state(self) -> LogState:
+        """Return what a checkpoint stores of the log."""
+        return {
+            "results": self.results,
+            "checks": self.checks.state,
+            "head": self.head,
+            "temperatures": self.temperatures,
+            "seconds": self._seconds(),
+            "metrics_size": self.folder.metrics_size(),
+        }
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: LogState) -> None:
         """Go on from a checkpoint, and cut off the lines written after it."""
         self.results, self.seconds_before = state["results"], state["seconds"]
         self.checks.state |= state["checks"]
         self.head, self.temperatures = state["head"], state["temperatures"]
         self.folder.rewind_metrics(state["metrics_size"])
 
-    def _confidence(self) -> dict[str, Any]:
-        return {"head": self.head, "temperatures": self.temperatures}
-
     def _seconds(self) -> float:
         return self.seconds_before + time.perf_counter() - self.began
 
-    def _write(self, kind: str, step: int, **values: Any) -> dict[str, Any]:
-        entry = self.folder.append(kind, step, **values)
+    def _write(self, kind: str, step: int, values: Mapping[str, Any]) -> MetricsLine:
+        entry = self.folder.append(kind, step, values)
         self.listener.entry(entry)
         if self._board is not None:
             prefix = "/".join(
@@ -227,7 +236,7 @@ class PseudoLabelChecks:
             splits.class_names,
             splits.class_counts,
         )
-        self.state: dict[str, Any] = {
+        self.state: CheckState = {
             "none": 0,
             "every": 0,
             "steps": 0,
@@ -235,7 +244,7 @@ class PseudoLabelChecks:
             "noted": [],
         }
 
-    def add(self, window: Mapping[str, Any], scales: Mapping[str, float]) -> Iterator[str]:
+    def add(self, window: PseudoFigures, scales: Mapping[str, float]) -> Iterator[str]:
         """Take in a window of :class:`PseudoLabelStats`, with the GP's scales at its end, and yield
         what to note.
         """
@@ -330,10 +339,6 @@ def hardly_believed(believed: Array, labeled: Array) -> int | None:
 
 def _either(*changes: str) -> str:
     return " or ".join(filter(None, (", ".join(changes[:-1]), changes[-1])))
-
-
-def _better(entry: dict[str, Any], best: dict[str, Any] | None, key: str) -> bool:
-    return best is None or entry[METRIC] > best[key]
 
 
 def _tensorboard(folder: RunFolder) -> Any:

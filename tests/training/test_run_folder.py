@@ -1,10 +1,14 @@
-"""Reading what a run left: resumed steps once, bulky matrices only where they are drawn."""
+"""Reading what a run has left: resumed steps once, matrices only where they are drawn, problems."""
 
 import json
 from pathlib import Path
 from typing import Any
 
-from semigpc.report.run_record import read_run
+import pytest
+
+from semigpc.io.atomic import sealed
+from semigpc.io.errors import RunError
+from semigpc.training.run_folder import RunFolder, read_run
 from tests.report.synthetic import write_run
 
 
@@ -45,9 +49,8 @@ def test_a_whole_line_of_another_shape_is_left_out_too(tmp_path: Path) -> None:
     )
     run = read_run(tmp_path / "run")
     assert [entry["step"] for entry in run.train] == [3]
-    assert run.problems == [
-        "Unreadable lines of metrics.jsonl, such as a kill leaves at the end, were left out: 2."
-    ]
+    (problem,) = run.problems
+    assert "2 unreadable lines" in problem
 
 
 def test_the_headline_is_the_summary_with_the_matrix_of_its_step(tmp_path: Path) -> None:
@@ -81,3 +84,31 @@ def test_an_interrupted_run_opens_with_the_head_that_its_last_evaluation_chose(
         "\n".join(json.dumps(line | {"judged": line.get("head") == "gp"}) for line in lines)
     )
     assert read_run(tmp_path / "run").head == "gp"
+
+
+def test_the_summary_names_the_head_also_where_nothing_was_evaluated(tmp_path: Path) -> None:
+    summary = write_run(tmp_path / "run", n_classes=5)
+    changed = summary | {"head": "gp", "results": {}}
+    (tmp_path / "run" / "summary.json").write_text(json.dumps(changed))
+    assert read_run(tmp_path / "run").head == "gp"
+
+
+@pytest.mark.parametrize("edited", [False, True])
+def test_an_edited_summary_is_shown_with_a_warning_and_rejected_by_the_strict_reader(
+    tmp_path: Path, edited: bool
+) -> None:
+    folder = RunFolder(tmp_path / "run")
+    summary = sealed(write_run(folder.path, n_classes=5) | {"files": {}})
+    if edited:
+        summary["seconds"] = 1.0
+    folder.summary.write_text(json.dumps(summary))
+    run = read_run(folder.path)
+    assert run.summary["seconds"] == summary["seconds"]
+    if not edited:
+        assert run.problems == []
+        assert folder.read_summary()["seconds"] == summary["seconds"]
+        return
+    (problem,) = run.problems
+    assert "sha256" in problem
+    with pytest.raises(RunError, match="sha256"):
+        folder.read_summary()
