@@ -131,7 +131,7 @@ def interrupt_when_there_is(pattern: str, folder: Path) -> str:
     return stderr
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_ctrl_c_is_quiet_at_any_time_and_keeps_what_is_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,7 @@ import torch
 
 from semigpc.review.session import open_session
 from semigpc.training.run_folder import read_checkpoint
-from tests.cli.calls import start
+from tests.cli.calls import semigpc, start
 from tests.data.samples import write_images
 from tests.fuzzing import cases, seed
 from tests.labeling.samples import IDS, LABELS, X, write, write_labels
@@ -110,15 +110,17 @@ def _assert_same_run(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_label(tmp_path: Path) -> None:
+def test_label(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(seed())
     write(tmp_path, "parquet", X, IDS)
     write_labels(tmp_path / "labels.csv", LABELS)
     label = ("label", "data.parquet", "--labels", "labels.csv", "--no-report", "--out")
     seconds = run_whole((*label, "whole"), tmp_path)
+    monkeypatch.chdir(tmp_path)
     for _ in range(cases(1)):
         kill_after((*label, "killed"), tmp_path, rng.uniform(0.5, 1.1) * seconds)
-        run_whole((*label, "killed"), tmp_path)
+        resumed = semigpc(*label, "killed")  # in this process, which has imported everything
+        assert resumed.exit_code == 0, resumed.output
         for name in ("labels.parquet", "labels.csv", "label_studio.json"):
             assert (tmp_path / "killed" / name).read_bytes() == (
                 tmp_path / "whole" / name

@@ -123,7 +123,7 @@ def test_ctrl_c_saves_under_torchrun(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_processes_with_different_settings_are_rejected_by_name(tmp_path: Path) -> None:
     processes = start_all(
         "semigpc", *command(), "--out", str(tmp_path / "run"), only_last=("--seed", "1")

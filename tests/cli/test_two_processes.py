@@ -52,7 +52,7 @@ def test_two_labellings_into_one_folder(tmp_path: Path) -> None:
     write(tmp_path, "parquet", X, IDS)
     write_labels(tmp_path / "labels.csv", LABELS)
     base = ("label", "data.parquet", "--labels", "labels.csv", "--no-report", "--out")
-    for number in range(cases(3)):
+    for number in range(cases(1)):
         out = tmp_path / f"out{number}"
         commands = [
             (*base, out.name, "--seed", str(k), "--target-precision", str(0.9 + 0.05 * k))
@@ -99,7 +99,7 @@ def test_two_trainings_in_one_folder(tmp_path: Path) -> None:
         "--set",
         "train.checkpoint_steps=10",
     )
-    for number in range(cases(2)):
+    for number in range(cases(1)):
         out = tmp_path / f"run{number}"
         processes = both(
             (*train, out.name, *often), (*train, out.name, *often), tmp_path, rng.uniform(0.0, 0.3)
