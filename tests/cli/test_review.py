@@ -79,7 +79,7 @@ def test_a_port_that_is_taken_is_refused(out: Path) -> None:
             str(port),
             "--no-browser",
             code=2,
-            words=f"Port {port} of 127.0.0.1 cannot be used",
+            words=str(port),
         )
 
 

@@ -16,18 +16,11 @@ import pytest
 
 from semigpc.review.session import open_session
 
-CHROMIUM = (
-    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-)
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+CHROMIUM = next((path for name in NAMES if (path := shutil.which(name))), None)
 FLAGS = (
-    *(
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-quic",
-        "--no-first-run",
-        "--disable-background-networking",
-    ),
-    *("--disable-component-update", "--disable-sync"),
+    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
 )
 # milliseconds: as long as a busy machine may take, and no test waits that long for nothing
 PATIENCE = 120_000
@@ -51,17 +44,7 @@ class Server:
 
     def __init__(self, out: Path, *options: str) -> None:
         self.process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "semigpc",
-                "review",
-                str(out),
-                "--no-browser",
-                "--port",
-                "0",
-                *options,
-            ],
+            [sys.executable, "-m", "semigpc", "review", str(out), "--no-browser", *options],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -81,8 +64,8 @@ class Server:
                     return line.split()[-1]
         finally:
             too_long.cancel()
-        _, told = self.end(9)
-        raise AssertionError(f"the server did not start: {told}")
+        _, errors = self.end(9)
+        raise AssertionError(f"the server did not start: {errors}")
 
     def end(self, number: int) -> tuple[str, str]:
         """Signal it, and what it has printed."""
@@ -95,15 +78,14 @@ class Server:
 
 @contextmanager
 def served_here(out: Path) -> Iterator[str]:
-    """The same server on a thread of this process, which starts at once; answers with its address."""
+    """The address of the same server on a thread of this process, which starts at once."""
     import uvicorn
 
     from semigpc.review.app import make_app
 
     session = open_session(out)
-    server = uvicorn.Server(
-        uvicorn.Config(make_app(session, "token"), port=0, log_level="error", lifespan="off")
-    )
+    app = make_app(session, "token")
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", lifespan="off"))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()

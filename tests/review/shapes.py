@@ -1,6 +1,4 @@
-"""A labelled folder to review: small images of coloured shapes, embedded by their own pixels, three
-classes, few labels.
-"""
+"""A labelled folder to review: images of coloured shapes, embedded by their own pixels."""
 
 import csv
 from pathlib import Path
@@ -24,7 +22,7 @@ SIDE = 32
 
 
 def draw(shape: str, rng: np.random.Generator) -> Image.Image:
-    """One image; the colour of the shape is nearly that of its class, the background any light one."""
+    """A shape in nearly the colour of its class, on any light background."""
     image = Image.new("RGB", (SIDE, SIDE), tuple(rng.integers(190, 256, 3).tolist()))
     pen = ImageDraw.Draw(image)
     r = rng.integers(7, 13)
@@ -42,9 +40,8 @@ def draw(shape: str, rng: np.random.Generator) -> Image.Image:
 
 def features(image: Image.Image) -> NDArray[np.float32]:
     """Mean colours on a grid of 4 x 4, (48,)."""
-    return np.asarray(image.resize((4, 4), Image.Resampling.BOX), np.float32).ravel() / np.float32(
-        255
-    )
+    small = image.resize((4, 4), Image.Resampling.BOX)
+    return np.asarray(small, np.float32).ravel() / np.float32(255)
 
 
 def make_labelled(
@@ -57,12 +54,19 @@ def make_labelled(
     wrong: int = 0,
     names: tuple[str, ...] = CLASSES,
 ) -> Path:
-    """``root/photos`` with images, ``root/data.parquet`` with embeddings and ``root/out`` with
-    labels, which is the answer.
+    """Return ``root/out`` with labels, beside ``root/photos`` and ``root/data.parquet``.
 
     Among the ids are HTML, a text file with the name of an image, a link that leaves the folder,
-    and paths outside of it. ``bad`` is a row whose embedding is no number. The first ``wrong``
-    labelled circles are said to be squares. ``names`` are those of the classes.
+    and paths outside of it.
+
+    Args:
+        root: folder to fill.
+        count: of rows.
+        each: labels per class.
+        images: whether the page is to show them.
+        bad: a row whose embedding is NaN.
+        wrong: so many labelled circles are labelled as squares.
+        names: of the classes.
     """
     rng = np.random.default_rng(0)
     photos = root / "photos"
@@ -89,17 +93,16 @@ def make_labelled(
     parquet.write_table(
         pyarrow.table({"file_name": ids, "embedding": column}), root / "data.parquet"
     )
-    known = [
-        name
-        for shape in CLASSES
-        for name in [n for n, s in zip(ids, shapes, strict=True) if s == shape][:each]
-    ]
+    known = []
+    for shape in CLASSES:
+        of_class = [name for name, other in zip(ids, shapes, strict=True) if other == shape]
+        known += of_class[:each]
     truth = dict(zip(ids, shapes, strict=True)) | dict.fromkeys(known[:wrong], "square")
-    named = dict(zip(CLASSES, names, strict=True))
+    class_name = dict(zip(CLASSES, names, strict=True))
     with (root / "labels.csv").open("w", newline="") as file:
-        csv.writer(file).writerows(
-            [("file_name", "label"), *((name, named[truth[name]]) for name in known)]
-        )
+        writer = csv.writer(file)
+        writer.writerow(("file_name", "label"))
+        writer.writerows((name, class_name[truth[name]]) for name in known)
     label_data(
         LabelSettings(
             data=root / "data.parquet",

@@ -1,18 +1,26 @@
+import io
 from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
+from PIL import Image
 
-from semigpc.review.app import MOST_BYTES
+from semigpc.io import images
+from semigpc.io.errors import ImageError
 from semigpc.review.session import Session
 from tests.review.shapes import HTML_NAME, LINK_NAME, OUTSIDE, TEXT_NAME
 
 starlette = pytest.importorskip("starlette.testclient", reason="the extra review is not installed")
-from semigpc.review.app import make_app  # noqa: E402
+from semigpc.review import app  # noqa: E402
+from semigpc.review.app import MOST_BYTES, Thumbnails, make_app  # noqa: E402
 
 TOKEN = "a-secret"
 HOST = "http://127.0.0.1:1234"
+LOADED = ("app.js", "page.css", "cards.css", "dialogs.css", "icons.svg", "icon.svg")
 
 
 @pytest.fixture
@@ -39,71 +47,55 @@ def row_named(session: Session, name: str) -> int:
     return session.project.ids.index(name)
 
 
+# Who may ask, and for what --------------------------------------------------------------------
+
+
 def test_the_page_and_all_that_it_loads_are_there(client: Any) -> None:
     page = client.get("")
     assert page.status_code == 200
     assert "<script" in page.text
-    for path in (
-        "static/app.js",
-        "static/page.css",
-        "static/cards.css",
-        "static/dialogs.css",
-        "static/icons.svg",
-        "static/icon.svg",
-    ):
-        assert path in page.text
-        assert client.get(path).status_code == 200
+    for name in LOADED:
+        assert f"static/{name}" in page.text
+        assert client.get(f"static/{name}").status_code == 200
     assert client.get("static/app.js").headers["content-type"].startswith("text/javascript")
 
 
-@pytest.mark.parametrize("path", ["", "static/app.js", "api/about", "images/96/0", "api/cards"])
-@pytest.mark.parametrize("token", ["wrong", "", "a-secre", "a-secret2", "A-SECRET", "%61-secreT"])
-def test_without_the_token_nothing_is_served(client: Any, path: str, token: str) -> None:
-    refused = client.get(f"{HOST}/{token}/{path}")
-    assert refused.status_code == 403
-    assert "Copy the whole address that `semigpc review` printed" in refused.text
-    assert client.post(f"{HOST}/{token}/{path}", json={}).status_code == 403
+def test_without_the_token_nothing_is_served(client: Any) -> None:
+    for token in ("wrong", "", "a-secre", "a-secret2", "A-SECRET", "%61-secreT"):
+        for path in ("", "static/app.js", "api/about", "images/96/0", "api/cards"):
+            refused = client.get(f"{HOST}/{token}/{path}")
+            assert refused.status_code == 403, (token, path)
+            assert "Copy the whole address that `semigpc review` printed" in refused.text
+            assert client.post(f"{HOST}/{token}/{path}", json={}).status_code == 403
 
 
 def test_the_token_alone_leads_to_the_page(client: Any) -> None:
-    answer = client.get(f"{HOST}/{TOKEN}")
-    assert (answer.status_code, answer.headers["location"]) == (307, f"/{TOKEN}/")
+    response = client.get(f"{HOST}/{TOKEN}")
+    assert (response.status_code, response.headers["location"]) == (307, f"/{TOKEN}/")
 
 
-@pytest.mark.parametrize(
-    "host",
-    ["evil.example", "evil.example:1234", "127.0.0.1.evil.example", "", "[::1]", "localhost@evil"],
-)
-def test_another_host_is_refused_so_that_no_name_can_be_pointed_here(
-    client: Any, host: str
-) -> None:
-    refused = client.get("api/about", headers={"host": host})
-    assert refused.status_code == 403
-    assert "127.0.0.1 and localhost alone" in refused.text
-
-
-def test_localhost_is_this_machine(client: Any) -> None:
+def test_another_host_is_refused_so_that_no_name_can_be_pointed_here(client: Any) -> None:
+    others = ("evil.example", "evil.example:1234", "127.0.0.1.evil.example")
+    for host in (*others, "", "[::1]", "localhost@evil"):
+        refused = client.get("api/about", headers={"host": host})
+        assert refused.status_code == 403, host
+        assert "127.0.0.1 and localhost" in refused.text
     assert client.get("api/about", headers={"host": "localhost:1234"}).status_code == 200
 
 
-def test_every_answer_carries_the_headers_that_keep_others_out(client: Any) -> None:
-    for answer in (
-        client.get(""),
-        client.get("api/about"),
-        client.get(f"{HOST}/wrong/"),
-        client.get("images/96/1"),
-    ):
-        assert answer.headers["content-security-policy"].startswith("default-src 'self';")
-        assert answer.headers["x-content-type-options"] == "nosniff"
-        assert answer.headers["referrer-policy"] == "no-referrer"
-        assert "access-control-allow-origin" not in answer.headers
+def test_every_response_has_the_headers_that_keep_others_out(client: Any) -> None:
+    for path in ("", "api/about", f"{HOST}/wrong/", "images/96/1"):
+        headers = client.get(path).headers
+        assert headers["content-security-policy"].startswith("default-src 'self';")
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["referrer-policy"] == "no-referrer"
+        assert "access-control-allow-origin" not in headers
     assert client.get("api/about").headers["cache-control"] == "no-store"
     assert client.get("").headers["cache-control"] == "no-store"
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
+def test_no_path_leads_to_another_file(client: Any) -> None:
+    for path in (
         "images/96/..%2F..%2Fsecret.png",
         "images/96/../../../secret.png",
         "images/96/%2e%2e/%2e%2e/secret.png",
@@ -117,63 +109,50 @@ def test_every_answer_carries_the_headers_that_keep_others_out(client: Any) -> N
         "static/%2e%2e/app.py",
         "static//etc/hostname",
         "photos/a/000.png",
-    ],
-)
-def test_no_path_leads_to_another_file(client: Any, path: str) -> None:
-    assert client.get(f"{HOST}/{TOKEN}/{path}").status_code in (403, 404)
+    ):
+        assert client.get(f"{HOST}/{TOKEN}/{path}").status_code in (403, 404), path
 
 
-@pytest.mark.parametrize("name", [LINK_NAME, *OUTSIDE])
-def test_images_outside_of_the_folder_are_not_served(
-    client: Any, session: Session, name: str
-) -> None:
-    answer = client.get(f"images/384/{row_named(session, name)}")
-    assert answer.status_code == 415
-    assert answer.json() == {"error": "There is no image of this row in the folder of images."}
-
-
-def test_a_text_file_named_as_a_image_is_told_and_harms_nothing(
+def test_images_outside_of_the_folder_and_unreadable_ones_are_an_error(
     client: Any, session: Session
 ) -> None:
-    answer = client.get(f"images/384/{row_named(session, TEXT_NAME)}")
-    assert (answer.status_code, answer.json()) == (415, {"error": "This image cannot be read."})
+    for name in (LINK_NAME, *OUTSIDE):
+        response = client.get(f"images/384/{row_named(session, name)}")
+        assert response.status_code == 415
+        assert response.json()["error"].startswith("There is no image of this row")
+    response = client.get(f"images/384/{row_named(session, TEXT_NAME)}")
+    assert (response.status_code, response.json()) == (415, {"error": "This image cannot be read."})
     assert client.get("images/384/0").headers["content-type"] == "image/jpeg"
 
 
 def test_a_name_of_html_travels_as_text(client: Any, session: Session) -> None:
-    answer = post(client, "cards", status="all", text="<img")
-    (card,) = answer.json()["cards"]
+    response = post(client, "cards", status="all", text="<img")
+    (card,) = response.json()["cards"]
     assert card["id"] == HTML_NAME
-    assert answer.headers["content-type"] == "application/json"
+    assert response.headers["content-type"] == "application/json"
     assert client.get(f"images/96/{row_named(session, HTML_NAME)}").status_code == 200
 
 
-def test_answers_change_the_session_and_come_back_with_cards(client: Any, session: Session) -> None:
-    first, second, third, *more = rows_of(client)
-    believed = session.beliefs.label(first)
-    view = {
-        "visible": [first, second, third, *more],
-        "since": session.beliefs.clock,
-        "choices": [second],
-    }
-    accepted = post(client, "accept", rows=[first], versions=[0], labels=[believed], **view).json()
+# Questions ------------------------------------------------------------------------------------
+
+
+def test_answers_change_the_session_and_return_cards(client: Any, session: Session) -> None:
+    rows = rows_of(client)
+    first, second, third = rows[:3]
+    label = session.model.label(first)
+    view = {"visible": rows, "since": session.model.clock, "choices": [second]}
+    accepted = post(client, "accept", rows=[first], versions=[0], labels=[label], **view).json()
     assert {card["row"]: card["answer"] for card in accepted["cards"]}[first] == "accepted"
     assert list(accepted["choices"]) == [str(second)]
-    assert accepted["undo"] == {
-        "step": 1,
-        "action": "accept",
-        "ids": [session.project.ids[first]],
-        "count": 1,
-    }
-    assert (
-        post(client, "correct", row=second, version=0, label="brand new", **view).status_code == 200
-    )
+    ids = [session.project.ids[first]]
+    assert accepted["undo"] == {"step": 1, "action": "accept", "ids": ids, "count": 1}
+    assert post(client, "correct", row=second, version=0, label="new", **view).status_code == 200
     assert post(client, "skip", row=third, version=0, **view).json()["progress"]["reviewed"] == 3
     assert post(client, "undo", step=3, **view).json()["progress"]["reviewed"] == 2
-    assert session.card(second)["label"] == "brand new"
+    assert session.card(second)["label"] == "new"
 
 
-def test_a_stale_answer_gets_the_fresh_card(client: Any) -> None:
+def test_a_stale_answer_gets_the_current_card(client: Any) -> None:
     row = rows_of(client)[0]
     assert post(client, "correct", row=row, version=0, label="square").status_code == 200
     for question, body in (
@@ -190,9 +169,11 @@ def test_a_stale_answer_gets_the_fresh_card(client: Any) -> None:
     assert post(client, "undo", step=1).status_code == 409
 
 
-@pytest.mark.parametrize(
-    ("question", "body"),
-    [
+TOO_MANY = {"rows": [*range(1001)], "versions": [0] * 1001, "labels": ["circle"] * 1001}
+
+
+def test_invalid_questions_are_refused_and_change_nothing(client: Any, session: Session) -> None:
+    for question, body in (
         ("correct", {"row": 1, "version": 0}),
         ("correct", {"row": "1", "version": 0, "label": "circle"}),
         ("correct", {"row": True, "version": 0, "label": "circle"}),
@@ -204,27 +185,17 @@ def test_a_stale_answer_gets_the_fresh_card(client: Any) -> None:
         ("accept", {"rows": [1, 1], "versions": [0, 0], "labels": ["circle", "circle"]}),
         ("accept", {"rows": [1], "versions": [], "labels": ["circle"]}),
         ("accept", {"rows": [1], "versions": [0], "labels": [None]}),
-        (
-            "accept",
-            {"rows": list(range(1001)), "versions": [0] * 1001, "labels": ["circle"] * 1001},
-        ),
+        ("accept", TOO_MANY),
         ("cards", {"status": "lost"}),
         ("cards", {"label": 3}),
         ("cards", {"least": "low"}),
         ("cards", {"seen": "all"}),
         ("refresh", {"visible": [0.5]}),
-    ],
-)
-def test_questions_that_cannot_be_meant_are_refused_and_change_nothing(
-    client: Any, session: Session, question: str, body: dict[str, Any]
-) -> None:
-    refused = post(client, question, **body)
-    assert refused.status_code == 400
-    assert refused.json()["error"]
+    ):
+        refused = post(client, question, **body)
+        assert refused.status_code == 400, (question, body)
+        assert refused.json()["error"]
     assert session.history.steps == 0
-
-
-def test_requests_that_are_no_json_or_too_long_are_refused(client: Any) -> None:
     assert client.post("api/cards", content=b"{").status_code == 400
     assert client.post("api/cards", content=b"[]").status_code == 400
     assert client.post("api/cards", content=b" " * (MOST_BYTES + 1)).status_code == 413
@@ -232,7 +203,7 @@ def test_requests_that_are_no_json_or_too_long_are_refused(client: Any) -> None:
     assert client.get("api/nothing").status_code == 404
 
 
-def test_an_answer_that_cannot_be_saved_is_told(
+def test_an_answer_that_cannot_be_saved_is_reported(
     client: Any, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(_: Any) -> None:
@@ -241,17 +212,17 @@ def test_an_answer_that_cannot_be_saved_is_told(
     monkeypatch.setattr(session.journal, "append", full)
     refused = post(client, "skip", row=1, version=0)
     assert refused.status_code == 507
-    assert "could not be saved: No space left on device" in refused.json()["error"]
+    assert "not saved: No space left on device" in refused.json()["error"]
     assert session.card(1)["answer"] is None
 
 
-def test_what_was_not_foreseen_is_told(
+def test_an_unexpected_error_is_reported(
     client: Any,
     session: Session,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(session.beliefs.model, "partial_fit", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(session.model.classifier, "partial_fit", lambda *_, **__: 1 / 0)
     refused = post(client, "correct", row=rows_of(client)[0], version=0, label="square")
     assert refused.status_code == 500
     assert "ZeroDivisionError: division by zero. What was saved is kept" in refused.json()["error"]
@@ -261,8 +232,94 @@ def test_what_was_not_foreseen_is_told(
 def test_export_writes_beside_the_reviews(client: Any, session: Session) -> None:
     written = post(client, "export").json()
     assert written["rows"] == len(session)
-    assert [path.rsplit("/", 1)[1] for path in written["files"]] == [
-        "reviewed.parquet",
-        "reviewed.csv",
-        "reviewed_labels.csv",
-    ]
+    names = [path.rsplit("/", 1)[1] for path in written["files"]]
+    assert names == ["reviewed.parquet", "reviewed.csv", "reviewed_labels.csv"]
+
+
+# Thumbnails -----------------------------------------------------------------------------------
+
+
+def thumbnails_of(path: Path) -> Thumbnails:
+    project: Any = SimpleNamespace(image=lambda _: path)
+    return Thumbnails(project)
+
+
+def thumbnail(path: Path, size: int = 384) -> Image.Image:
+    return Image.open(io.BytesIO(thumbnails_of(path).get(0, size)))
+
+
+def test_an_image_is_made_small_but_never_large(tmp_path: Path) -> None:
+    Image.new("RGB", (1000, 500), "red").save(tmp_path / "a.jpg")
+    Image.new("RGB", (20, 10), "red").save(tmp_path / "b.png")
+    assert thumbnail(tmp_path / "a.jpg").size == (384, 192)
+    assert thumbnail(tmp_path / "a.jpg", 96).size == (96, 48)
+    assert thumbnail(tmp_path / "b.png").size == (20, 10)
+
+
+def test_an_image_stands_upright(tmp_path: Path) -> None:
+    pixels = np.zeros((40, 80, 3), np.uint8)
+    pixels[:, :40] = (255, 0, 0)  # left half red; turned by 90 degrees, red is on top
+    image = Image.fromarray(pixels)
+    exif = image.getexif()
+    exif[0x0112] = 6
+    for name in ("a.jpg", "a.png"):
+        image.save(tmp_path / name, exif=exif, quality=95)
+        turned = np.asarray(thumbnail(tmp_path / name))
+        assert turned.shape == (80, 40, 3)
+        assert turned[10, 20, 0] > 200
+        assert turned[70, 20, 0] < 60
+
+
+@pytest.mark.parametrize("mode", ["L", "LA", "P", "RGBA", "CMYK", "I;16", "1"])
+def test_images_of_every_mode_can_be_shown(tmp_path: Path, mode: str) -> None:
+    path = tmp_path / ("a.tif" if mode == "CMYK" else "a.png")
+    Image.new(mode, (30, 30)).save(path)
+    assert thumbnail(path).mode == "RGB"
+
+
+def test_a_file_of_forty_megabytes_is_served_small(tmp_path: Path) -> None:
+    path = tmp_path / "large.bmp"
+    Image.frombytes("RGB", (3800, 3700), bytes(3800 * 3700 * 3)).save(path)
+    assert path.stat().st_size > 40e6
+    content = thumbnails_of(path).get(0, 384)
+    assert len(content) < 200_000
+    assert max(Image.open(io.BytesIO(content)).size) == 384
+
+
+def test_a_bomb_is_refused_before_it_is_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "bomb.png"
+    Image.new("1", (1200, 1200)).save(path)
+    monkeypatch.setattr(images, "MOST_PIXELS", 1_000_000)
+    with pytest.raises(ImageError, match=r"bomb\.png .*1440000 .*1000000"):
+        thumbnails_of(path).get(0, 96)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)  # Pillow's own limit
+    with pytest.raises(ImageError, match=r"bomb\.png .*1440000 .*2000"):
+        thumbnails_of(path).get(0, 96)
+
+
+def test_a_broken_image_is_reported_without_its_folder(tmp_path: Path) -> None:
+    path = tmp_path / "a.jpg"
+    Image.effect_noise((200, 200), 50).save(path)
+    cut_off = path.read_bytes()[:1500]
+    for content in (b"", b"text", b"\x89PNG\r\n\x1a\n broken", b"\xff\xd8\xff\xe0 broken", cut_off):
+        path.write_bytes(content)
+        with pytest.raises(ImageError, match=r"^This image cannot be read\.$"):
+            thumbnails_of(path).get(0, 96)
+
+
+def test_the_cache_stays_within_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.png"
+    Image.effect_noise((200, 200), 50).save(path)
+    monkeypatch.setattr(app, "THUMBNAIL_CACHE_BYTES", 40_000)
+    served = thumbnails_of(path)
+    size = len(served.get(0, 384))
+    for row in range(10):
+        served.get(row, 384)
+        assert 0 < sum(map(len, served._cache.values())) <= 40_000
+    assert len(served._cache) == 40_000 // size
+    path.unlink()
+    assert served.get(9, 384), "from memory"
+    with pytest.raises(ImageError, match="no longer there"):
+        served.get(0, 96)

@@ -1,7 +1,7 @@
-"""The server of the review page: one process on this machine alone, its routes, and the check of
-every request.
+"""The server of the review page: its routes, its images, and the check of every request.
 
-Rows are identified by number alone, so no request can name a file.
+It is one process that serves this machine only. Rows are identified by number alone, so no request
+can name a file.
 """
 
 import json
@@ -12,10 +12,11 @@ import signal
 import socket
 import threading
 import traceback
-from collections.abc import Awaitable, Callable
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypedDict
 from urllib.parse import urlsplit
 
 import uvicorn
@@ -31,25 +32,25 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from semigpc.io.errors import DataError, ImageError
+from semigpc.io.images import thumbnail as make_thumbnail
+from semigpc.labeling.project import Project
 from semigpc.review.queue import Filters, Text
-from semigpc.review.session import MOST_VISIBLE, Number, Numbers, Session, StaleError, View
-from semigpc.review.thumbnails import SIZES, Thumbnails
+from semigpc.review.session import (
+    MOST_VISIBLE,
+    Exported,
+    Number,
+    Numbers,
+    Reply,
+    Session,
+    StaleError,
+    View,
+)
 
 HOST = "127.0.0.1"
 HOSTS = (HOST, "localhost")
-# The same parser on every machine, whatever else is installed there. It is silent: a request that
-# is not HTTP gets a response of 400, and the application prints its own errors.
-OPTIONS: dict[str, Any] = {
-    "http": "h11",
-    "ws": "none",
-    "lifespan": "off",
-    "log_level": "critical",
-    "access_log": False,
-}
-# seconds without an answer from the user, after which rows that are not on the screen are scored
-# again
-IDLE = 1.5
-PAUSE = 0.02  # seconds between two pieces of that work, so that requests are served meanwhile
+IDLE_SECONDS = 1.5  # without an answer, before rows that are not on the screen are scored again
+PAUSE_SECONDS = 0.02  # between two pieces of that work, so that requests are served meanwhile
+SHUTDOWN_SECONDS = 2
 STATIC = Path(__file__).parent / "static"
 MEDIA_TYPES = {
     ".html": "text/html",
@@ -61,17 +62,25 @@ MOST_BYTES = 2**20  # of a request
 MOST_CARDS = 200  # in a response
 MOST_SEEN = 100_000  # rows that a page has shown already
 MOST_DIGITS = 18  # of a number in a path: less than 2**63
-HEADERS = {
-    "content-security-policy": "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+THUMBNAIL_SIZES = (96, 384, 1600)  # pixels: beside a card, on it, and enlarged
+DECODERS = 2  # images decoded at the same time, as a large one takes 700 MB
+THUMBNAIL_CACHE_BYTES = 128 * 2**20
+SECURITY_HEADERS = {
+    "content-security-policy": (
+        "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cross-origin-resource-policy": "same-origin",
 }
 WRONG_TOKEN = (
-    "This address does not open the review: its secret part is missing, or belongs to a server that has ended.\n\n"
-    "Copy the whole address that `semigpc review` printed, or start it again. Nothing that you reviewed is lost.\n"
+    "This address does not open the review: its secret part is missing, or belongs to a server "
+    "that has ended.\n\nCopy the whole address that `semigpc review` printed, or start it again. "
+    "Nothing that you reviewed is lost.\n"
 )
-WRONG_HOST = "This server answers to 127.0.0.1 and localhost alone.\n"
+WRONG_HOST = "This server answers to 127.0.0.1 and localhost only.\n"
+
+# Serving ------------------------------------------------------------------------------------------
 
 
 def serve(session: Session, *, port: int = 0, ready: Callable[[str], None]) -> None:
@@ -85,22 +94,30 @@ def serve(session: Session, *, port: int = 0, ready: Callable[[str], None]) -> N
     Raises:
         DataError: the port is taken.
     """
-    logging.getLogger("asyncio").setLevel(
-        logging.CRITICAL
-    )  # it reports what uvicorn raises on malformed requests
+    # asyncio logs what uvicorn raises on malformed requests.
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     token = secrets.token_urlsafe(24)
     try:
         listener = socket.create_server((HOST, port), backlog=128)
     except OSError as error:
         reason = os.strerror(error.errno or 0)
         raise DataError(
-            f"Port {port} of {HOST} cannot be used: {reason}. Give another --port, or leave it out to have a free one chosen."
+            f"port={port} of {HOST} cannot be used: {reason}. Use another, or port=0 for a free one."
         ) from error
-    config = uvicorn.Config(make_app(session, token), **OPTIONS, timeout_graceful_shutdown=2)
+    # The same parser on every machine, whatever else is installed there. It is silent: a request
+    # that is not HTTP gets a response of 400, and the application prints its own errors.
+    config = uvicorn.Config(
+        make_app(session, token),
+        http="h11",
+        ws="none",
+        lifespan="off",
+        log_level="critical",
+        access_log=False,
+        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+    )
     worker = Background(session)
-    before = signal.signal(
-        signal.SIGTERM, signal.default_int_handler
-    )  # the server stops for either signal, and then raises it again
+    # The server stops for either signal, and then raises it again.
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         worker.start()
         ready(f"http://{HOST}:{listener.getsockname()[1]}/{token}/")
@@ -114,9 +131,7 @@ def serve(session: Session, *, port: int = 0, ready: Callable[[str], None]) -> N
 
 
 class Background(threading.Thread):
-    """Scores rows that are not on the screen again, a few at a time, once no answer has come for a
-    moment.
-    """
+    """Scores rows that are not on the screen, a few at a time, once no answer comes any more."""
 
     def __init__(self, session: Session) -> None:
         super().__init__(name="review-background", daemon=True)
@@ -125,22 +140,26 @@ class Background(threading.Thread):
 
     def run(self) -> None:
         """Work until stopped."""
-        steps, more = -1, True
-        while not self._stopped.wait(
-            PAUSE if more and steps == self.session.history.steps else IDLE
-        ):
-            if steps != self.session.history.steps:
-                steps, more = (
-                    self.session.history.steps,
-                    True,
-                )  # wait a moment longer for the next answer
+        steps = -1
+        more = True
+        pause = IDLE_SECONDS
+        while not self._stopped.wait(pause):
+            answered = steps != self.session.history.steps
+            if answered:
+                steps = self.session.history.steps
+                more = True
             elif more:
                 more = self.session.catch_up()
+            current = steps == self.session.history.steps
+            pause = PAUSE_SECONDS if more and current else IDLE_SECONDS
 
     def stop(self) -> None:
         """Stop, and wait until the current piece of work is done."""
         self._stopped.set()
         self.join()
+
+
+# Requests -----------------------------------------------------------------------------------------
 
 
 class Cards(View, Filters):
@@ -151,7 +170,7 @@ class Cards(View, Filters):
 
 
 class Accept(View):
-    """Rows whose labels are right: each once, with its version and with the label that was shown."""
+    """Rows whose labels are right: each once, with its version and the label that was shown."""
 
     rows: Numbers
     versions: Numbers
@@ -159,7 +178,7 @@ class Accept(View):
 
 
 class Skip(View):
-    """A row whose class cannot be told."""
+    """A row whose class the reviewer cannot tell."""
 
     row: Number
     version: Number
@@ -172,26 +191,28 @@ class Correct(Skip):
 
 
 class Undo(View):
-    """The step that is believed to be the last."""
+    """The last step that the page knows."""
 
     step: Number
 
 
+class About(TypedDict):
+    """What the page shows before any card."""
+
+    folder: str
+    images: bool
+    rows: int
+    id_name: str
+
+
+Respond = Callable[[Any], Reply | Exported]
+
+
 def make_app(session: Session, token: str) -> ASGIApp:
     """Return the whole application, behind its guard."""
-    questions: dict[str, tuple[type[View], Callable[[Any], dict[str, Any]]]] = {
-        "cards": (Cards, lambda q: session.page(q, seen=q.seen, count=min(q.count, MOST_CARDS))),
-        "accept": (Accept, lambda q: _accept(session, q)),
-        "correct": (Correct, lambda q: session.correct(q.row, q.label, version=q.version, view=q)),
-        "skip": (Skip, lambda q: session.skip(q.row, version=q.version, view=q)),
-        "undo": (Undo, lambda q: session.undo(q.step, view=q)),
-        "refresh": (View, lambda q: session.refresh(q)),
-        "export": (View, lambda _: session.export()),
-    }
     thumbnails = Thumbnails(session.project)
-    files = {
-        path.name: path.read_bytes() for path in STATIC.iterdir() if path.suffix in MEDIA_TYPES
-    }
+    paths = [path for path in STATIC.iterdir() if path.suffix in MEDIA_TYPES]
+    files = {path.name: path.read_bytes() for path in paths}
 
     async def static(request: Request) -> Response:
         name = request.path_params.get("name", "index.html")
@@ -201,66 +222,80 @@ def make_app(session: Session, token: str) -> ASGIApp:
 
     async def about(_: Request) -> Response:
         project = session.project
-        images, folder = project.images is not None, project.folder.resolve().name
-        return _json(
-            {"folder": folder, "images": images, "rows": len(session), "id_name": project.id_name}
-        )
+        content: About = {
+            "folder": project.folder.resolve().name,
+            "images": project.images is not None,
+            "rows": len(session),
+            "id_name": project.id_name,
+        }
+        return _json(content)
 
     async def thumbnail(request: Request) -> Response:
-        row, size = (_number(request.path_params[name]) for name in ("row", "size"))
-        if not 0 <= row < len(session) or size not in SIZES:
+        row = _number(request.path_params["row"])
+        size = _number(request.path_params["size"])
+        if not 0 <= row < len(session) or size not in THUMBNAIL_SIZES:
             raise HTTPException(404, "There is no such image.")
         try:
             content = await run_in_threadpool(thumbnails.get, row, size)
         except ImageError as error:
             raise HTTPException(415, str(error)) from error
-        return Response(
-            content, media_type="image/jpeg", headers={"cache-control": "private, max-age=600"}
-        )
+        cached = {"cache-control": "private, max-age=600"}
+        return Response(content, media_type="image/jpeg", headers=cached)
 
     routes = [
         Route("/", static),
         Route("/static/{name}", static),
         Route("/api/about", about),
-        *(
-            Route(f"/api/{name}", _endpoint(session, *question), methods=["POST"])
-            for name, question in questions.items()
-        ),
         Route("/images/{size}/{row}", thumbnail),
     ]
+    for name, (form, respond) in _questions(session).items():
+        routes.append(Route(f"/api/{name}", _endpoint(session, form, respond), methods=["POST"]))
     return Guard(Starlette(routes=routes, exception_handlers=HANDLERS), token)
 
 
-async def _refuse(_: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    return _json({"error": error.detail}, error.status_code)
+def _questions(session: Session) -> dict[str, tuple[type[View], Respond]]:
+    """Return, for each question of the page, the form of its request and what responds to it."""
 
+    def cards(question: Cards) -> Reply:
+        count = min(question.count, MOST_CARDS)
+        return session.page(question, seen=question.seen, count=count)
 
-async def _report(_: Request, error: Exception) -> Response:
-    traceback.print_exception(error)
-    message = f"Unexpected error: {type(error).__name__}: {error}. What was saved is kept; start semigpc review again."
-    return _json({"error": message}, 500)
+    def accept(question: Accept) -> Reply:
+        rows = question.rows
+        same_length = len(rows) == len(question.versions) == len(question.labels)
+        if not same_length or len(set(rows)) < len(rows):
+            raise DataError("Each row must be given once, with its version and the label shown.")
+        return session.accept(
+            rows, labels=question.labels, versions=question.versions, view=question
+        )
 
+    def correct(question: Correct) -> Reply:
+        return session.correct(
+            question.row, question.label, version=question.version, view=question
+        )
 
-async def _give_up(_: Request, error: Exception) -> Response:  # noqa: ARG001
-    return Response(status_code=400)  # the client is gone
+    def skip(question: Skip) -> Reply:
+        return session.skip(question.row, version=question.version, view=question)
 
+    def undo(question: Undo) -> Reply:
+        return session.undo(question.step, view=question)
 
-HANDLERS = {HTTPException: _refuse, ClientDisconnect: _give_up, Exception: _report}
+    def export(_: View) -> Exported:
+        return session.export()
 
-
-def _json(content: dict[str, Any], status: int = 200) -> Response:
-    """Return a response in ASCII, since file names that are not UTF-8 have no other form."""
-    return Response(json.dumps(content, allow_nan=False), status, media_type="application/json")
-
-
-def _number(text: str) -> int:
-    """Return a number in a path; -1 for other text."""
-    return int(text) if text.isascii() and text.isdigit() and len(text) <= MOST_DIGITS else -1
+    return {
+        "cards": (Cards, cards),
+        "accept": (Accept, accept),
+        "correct": (Correct, correct),
+        "skip": (Skip, skip),
+        "undo": (Undo, undo),
+        "refresh": (View, session.refresh),
+        "export": (View, export),
+    }
 
 
 def _endpoint(
-    session: Session, form: type[View], respond: Callable[[Any], dict[str, Any]]
+    session: Session, form: type[View], respond: Respond
 ) -> Callable[[Request], Awaitable[Response]]:
     """Return the endpoint for requests of one form; errors become responses with a message."""
 
@@ -269,20 +304,15 @@ def _endpoint(
         try:
             return _json(await run_in_threadpool(respond, question))
         except StaleError as error:
-            fresh = await run_in_threadpool(
-                session.refresh, question.model_copy(update={"since": -1, "visible": error.rows})
-            )
-            return _json(fresh | {"error": str(error)}, 409)
+            view = question.model_copy(update={"since": -1, "visible": error.rows})
+            current = await run_in_threadpool(session.refresh, view)
+            return _json({**current, "error": str(error)}, 409)
         except DataError as error:
             return _json({"error": str(error)}, 400)
         except OSError as error:
             reason = str(error.strerror or error).rstrip(".")
-            return _json(
-                {
-                    "error": f"This could not be saved: {reason}. Nothing has changed; correct that and try again."
-                },
-                507,
-            )
+            message = f"The answer was not saved: {reason}. Nothing has changed; try again."
+            return _json({"error": message}, 507)
 
     return endpoint
 
@@ -298,24 +328,47 @@ async def _read(request: Request, form: type[View]) -> View:
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"])) or "This request"
-        raise HTTPException(
-            400, f"{where}: {first['msg'].removeprefix('Value error, ')}."
-        ) from error
+        message = first["msg"].removeprefix("Value error, ")
+        raise HTTPException(400, f"{where}: {message}.") from error
 
 
-def _accept(session: Session, question: Accept) -> dict[str, Any]:
-    rows, versions, labels = question.rows, question.versions, question.labels
-    if not len(rows) == len(versions) == len(labels) or len(set(rows)) < len(rows):
-        raise DataError("Each row comes once, with its version and with the label that was shown.")
-    return session.accept(rows, labels=labels, versions=versions, view=question)
+def _json(content: Mapping[str, object], status: int = 200) -> Response:
+    """Return a response in ASCII, since file names that are not UTF-8 have no other form."""
+    return Response(json.dumps(content, allow_nan=False), status, media_type="application/json")
+
+
+def _number(text: str) -> int:
+    """Return a number in a path; -1 for other text."""
+    is_number = text.isascii() and text.isdigit() and len(text) <= MOST_DIGITS
+    return int(text) if is_number else -1
+
+
+async def _refuse(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return _json({"error": error.detail}, error.status_code)
+
+
+async def _report(_: Request, error: Exception) -> Response:
+    traceback.print_exception(error)
+    message = (
+        f"Unexpected error: {type(error).__name__}: {error}. What was saved is kept; start semigpc "
+        "review again."
+    )
+    return _json({"error": message}, 500)
+
+
+async def _give_up(_: Request, error: Exception) -> Response:  # noqa: ARG001
+    return Response(status_code=400)  # the client is gone
+
+
+HANDLERS = {HTTPException: _refuse, ClientDisconnect: _give_up, Exception: _report}
 
 
 class Guard:
-    """Pass a request on if it names this machine as its host and its path begins with the token,
-    which is removed.
+    """Pass a request on if it names this machine as its host and its path begins with the token.
 
-    The host is checked because a page from elsewhere could have its own name point here. As the
-    token is part of the path, it is part of every relative address that the page loads.
+    The host is checked because a page from elsewhere could have its own name point here. The token
+    is removed from the path; it is part of every relative address that the page loads.
 
     Args:
         app: the application behind it.
@@ -323,7 +376,8 @@ class Guard:
     """
 
     def __init__(self, app: ASGIApp, token: str) -> None:
-        self.app, self.token = app, token
+        self.app = app
+        self.token = token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
@@ -337,11 +391,10 @@ class Guard:
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
-                headers.update(HEADERS)
+                headers.update(SECURITY_HEADERS)
                 headers.setdefault("cache-control", "no-store")
-            with suppress(
-                LocalProtocolError
-            ):  # the rest of the request was not HTTP, so the server has closed meanwhile
+            # If the rest of the request was not HTTP, the server has closed the connection.
+            with suppress(LocalProtocolError):
                 await send(message)
 
         token, slash, rest = scope["path"].removeprefix("/").partition("/")
@@ -351,11 +404,8 @@ class Guard:
             app = PlainTextResponse(WRONG_TOKEN, 403)
         else:
             app = self.app if slash else RedirectResponse(f"/{self.token}/")
-        await app(
-            {**scope, "path": f"/{rest}", "raw_path": f"/{rest}".encode()},
-            receive,
-            send_with_headers,
-        )
+        behind = {**scope, "path": f"/{rest}", "raw_path": f"/{rest}".encode()}
+        await app(behind, receive, send_with_headers)
 
 
 def _host_name(host: str) -> str | None:
@@ -364,3 +414,56 @@ def _host_name(host: str) -> str | None:
         return urlsplit(f"//{host}").hostname
     except ValueError:  # a bracket that is not closed, for example
         return None
+
+
+# Images -------------------------------------------------------------------------------------------
+
+
+class Thumbnails:
+    """Small JPEG versions of the images, made on request; the latest are kept in memory.
+
+    Args:
+        project: of the images.
+    """
+
+    def __init__(self, project: Project) -> None:
+        self.project = project
+        self._cache: OrderedDict[tuple[int, int], bytes] = OrderedDict()
+        self._free_bytes = THUMBNAIL_CACHE_BYTES
+        self._lock = threading.Lock()
+        self._decoders = threading.Semaphore(DECODERS)
+
+    def get(self, row: int, size: int) -> bytes:
+        """Return the image of a row as JPEG, upright and no larger than ``size`` pixels.
+
+        Raises:
+            ImageError: there is none, it cannot be read, it is too large to decode, or it lies
+                outside of the folder.
+        """
+        with self._lock:
+            if (row, size) in self._cache:
+                self._cache.move_to_end((row, size))
+                return self._cache[row, size]
+        path = self.project.image(row)  # never outside of the folder of images, also not by a link
+        if path is None:
+            raise ImageError("There is no image of this row in the folder of images.")
+        content = self._make(path, size)
+        with self._lock:
+            if (row, size) not in self._cache:
+                self._cache[row, size] = content
+                self._free_bytes -= len(content)
+            while self._free_bytes < 0:
+                _, oldest = self._cache.popitem(last=False)
+                self._free_bytes += len(oldest)
+        return content
+
+    def _make(self, path: Path, size: int) -> bytes:
+        with self._decoders:
+            try:
+                return make_thumbnail(path, size)
+            except ImageError as error:  # shortened for a card, which does not show the folder
+                if error.__cause__ is None:
+                    raise ImageError(str(error).replace(str(path), path.name)) from error
+                missing = isinstance(error.__cause__, FileNotFoundError)
+                reason = "is no longer there" if missing else "cannot be read"
+                raise ImageError(f"This image {reason}.") from error

@@ -1,10 +1,9 @@
-"""``reviews.jsonl``: every answer of the reviewer, one JSON line each, on the disk before the page
-reports it as saved.
+"""``reviews.jsonl``: every answer of the reviewer, one JSON line each.
 
-A line holds a whole action, also one on many rows, so that after a crash an action is there or it
-is not. Lines are only ever added; an undo is a line that names the step it takes back. The answers
-that hold follow from the lines alone, and not from the model, so that a restart gives the same
-answers.
+A line is on the disk before the page reports it as saved. It holds a whole action, also one on many
+rows, so that after a crash an action is there or it is not. Lines are only ever added; an undo is a
+line that names the step it takes back. The answers that hold follow from the lines alone, not from
+the model, so that a restart gives the same answers.
 """
 
 import json
@@ -24,9 +23,10 @@ from semigpc.io.paths import checked
 from semigpc.io.text import label_text
 
 NAME = "reviews.jsonl"
+START_OVER = "or move the file away to start over"
 Action = Literal["accept", "correct", "skip", "undo"]
-LINE = ConfigDict(extra="forbid")  # an unknown key in a line is an error
 Kind = Literal["accepted", "corrected", "skipped"]
+LINE = ConfigDict(extra="forbid")  # an unknown key in a line is an error
 
 
 @dataclass(frozen=True, slots=True, config=LINE)
@@ -34,10 +34,10 @@ class Change:
     """What an action changes for one row.
 
     Args:
-        id: of the row in the data; row numbers are not stored, so the data may be sorted anew.
-        before, after: the label that was shown, and the one that holds from now on; None where
-            there is none.
-        status: labelled, pseudo, abstained or outlier, as shown. confidence: as shown.
+        id: of the row in the data; row numbers are not stored, so the data may be re-sorted.
+        before, after: the label that was shown, and the one that holds from now on; None for none.
+        status: labelled, pseudo, abstained or outlier, as shown.
+        confidence: as shown.
     """
 
     id: str
@@ -66,12 +66,10 @@ class Entry:
 
     def line(self) -> str:
         """Return the line of the file."""
-        plain = {
-            key: value
-            for key, value in asdict(self).items()
-            if key != "undoes" or value is not None
-        }
-        return json.dumps(plain, ensure_ascii=False) + "\n"
+        values = asdict(self)
+        if self.undoes is None:
+            del values["undoes"]
+        return json.dumps(values, ensure_ascii=False) + "\n"
 
 
 def now() -> str:
@@ -80,8 +78,7 @@ def now() -> str:
 
 
 class ReviewJournal:
-    """The file, read at once and then open for appending by the one process that holds the lock of
-    its folder.
+    """The file: read on opening, then appended to by the process that holds the folder's lock.
 
     A last line that a crash cut off is removed, since it was never reported as saved; ``torn``
     holds what was left of it.
@@ -99,9 +96,7 @@ class ReviewJournal:
         self.torn: str | None = None
         self._file: IO[bytes] | None = None
         if path.exists() and not path.is_file():
-            raise DataError(
-                f"{path} cannot be used: it is a folder, a pipe or a device, and no file. Move it away."
-            )
+            raise DataError(f"{path} is a folder, a pipe or a device, not a file. Move it away.")
         if not read_only:
             with writing(path):
                 self._file = path.open("ab", buffering=0)
@@ -112,11 +107,10 @@ class ReviewJournal:
             raise
 
     def append(self, entry: Entry) -> None:
-        """Write a line and wait until the disk has it; an error, such as a full disk, leaves the
-        file as it was.
-        """
+        """Write a line and flush it to the disk; after an error the file is as it was."""
         assert self._file is not None, "this journal was opened for reading only"
-        line, end = entry.line().encode(), self._file.seek(0, os.SEEK_END)
+        line = entry.line().encode()
+        end = self._file.seek(0, os.SEEK_END)
         try:
             while line:
                 line = line[self._file.write(line) :]
@@ -133,19 +127,17 @@ class ReviewJournal:
 
     def _read(self) -> list[Entry]:
         content = self.path.read_bytes() if self.path.exists() else b""
-        whole, _, tail = content.rpartition(b"\n")
-        lines = whole.split(b"\n") if whole else []
+        complete, _, tail = content.rpartition(b"\n")
+        lines = complete.split(b"\n") if complete else []
         entries = [
             self._parse(line, number) for number, line in enumerate(lines, 1) if line.strip()
         ]
         if tail:
-            entries += self._mend(tail, len(lines) + 1, len(content))
+            entries += self._repair(tail, len(lines) + 1, len(content))
         return entries
 
-    def _mend(self, tail: bytes, number: int, size: int) -> list[Entry]:
-        """Return the last line if only its end is missing, as an editor may leave it; otherwise cut
-        it off.
-        """
+    def _repair(self, tail: bytes, number: int, size: int) -> list[Entry]:
+        """Return the last line if only its newline is missing; otherwise cut it off."""
         try:
             json.loads(tail)
         except (ValueError, RecursionError):  # a line that was cut off is not JSON
@@ -163,25 +155,23 @@ class ReviewJournal:
         try:
             return validated(parse(line, where), Entry, where, _check)
         except FileError as error:
-            raise DataError(
-                f"{error}. Correct or remove that line, or move the file away to start the review anew."
-            ) from error
+            raise DataError(f"{error}. Correct or delete that line, {START_OVER}.") from error
 
 
 def _check(entry: Entry) -> None:
     for number, change in enumerate(entry.changes):
         if change.after is not None and label_text(change.after) is None:
             raise ValueError(
-                f"changes[{number}].after must name a class; got {change.after!r}, which stands for no label"
+                f"changes[{number}].after must name a class; "
+                f"got {change.after!r}, which means no label"
             )
         if entry.action != "undo" and (entry.action == "skip") != (change.after is None):
             raise ValueError(
-                f"changes.after must be a class, or null for the action skip; got {shown(change.after)}"
+                "changes.after must be a class, or null for the action skip; "
+                f"got {shown(change.after)}"
             )
     if (entry.action == "undo") != (entry.undoes is not None):
-        raise ValueError(
-            "undoes must be there for an undo and nothing else: it names the step that is undone"
-        )
+        raise ValueError("undoes must be the step that is undone, and is allowed for undo only")
     if len({change.id for change in entry.changes}) < len(entry.changes):
         raise ValueError("changes.id must be different for each change")
 
@@ -232,13 +222,12 @@ class History:
         """Apply a line, and return the rows whose answer it changed.
 
         Raises:
-            DataError: it names an id that is not in the data, or undoes a step that is not the
-                last.
+            DataError: it names an unknown id, or undoes a step that is not the last.
         """
         if entry.step <= self.steps:
             raise DataError(
-                f"Step {entry.step} of {NAME} comes after step {self.steps}. Lines must have been moved or written twice: put "
-                "them back, or move the file away to start anew."
+                f"Step {entry.step} of {NAME} comes after step {self.steps}: lines were moved or "
+                f"written twice. Restore their order, {START_OVER}."
             )
         rows = self._undo(entry) if entry.action == "undo" else self._answer(entry)
         self.steps = entry.step
@@ -250,24 +239,25 @@ class History:
         unknown = [change.id for change in entry.changes if change.id not in self._rows]
         if unknown:
             raise DataError(
-                f"Step {entry.step} of {NAME} is about {unknown[0]!r:.80}, which is not among the data that were labelled. "
-                "Were other data labelled into the same folder? Label them into one of their own, or move reviews.jsonl away."
+                f"Step {entry.step} of {NAME} is about {unknown[0]!r:.80}, which is not among the "
+                "labelled data. If other data were labelled into this folder, label them into "
+                f"another one, {START_OVER}."
             )
         rows = [self._rows[change.id] for change in entry.changes]
         self.done.append(ReviewStep(entry, tuple((row, self.answers.get(row)) for row in rows)))
         for row, change in zip(rows, entry.changes, strict=True):
             first = self.answers.get(row)
-            believed, status = (
-                (change.before, change.status) if first is None else (first.believed, first.status)
-            )
-            self.answers[row] = Answer(change.after, believed, status)
+            if first is None:
+                self.answers[row] = Answer(change.after, change.before, change.status)
+            else:
+                self.answers[row] = first._replace(label=change.after)
         return rows
 
     def _undo(self, entry: Entry) -> list[int]:
         if not self.done or self.done[-1].entry.step != entry.undoes:
             raise DataError(
-                f"Step {entry.step} of {NAME} undoes step {entry.undoes}, which is not the last one that stands. Lines "
-                "must have been removed or moved: put them back, or move the file away to start anew."
+                f"Step {entry.step} of {NAME} undoes step {entry.undoes}, which is not the last: "
+                f"lines were removed or moved. Restore them, {START_OVER}."
             )
         step = self.done.pop()
         for row, answer in step.previous:

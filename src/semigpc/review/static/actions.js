@@ -1,4 +1,4 @@
-// Answers of the human: shown at once, sent in turn, and taken back on the screen if the server did not take them.
+// Answers of the reviewer: shown at once, sent in turn, and taken back on the screen if the server rejects them.
 
 import { ask, inTurn, Refused } from "./api.js";
 import { announce, byId, el, plural } from "./dom.js";
@@ -15,7 +15,7 @@ const soFar = () => `${state.progress.reviewed} of ${state.progress.total} revie
 
 const alsoChanged = (count) => (count ? ` ${plural(count, "other label")} changed.` : "");
 
-// Show the answer, send it, and take in what the server says of it.
+// Show the answer, send it, and store the reply.
 async function answer(cards, question, body, believe, told) {
   const rows = cards.map((card) => card.row);
   const before = new Map(cards.map((card) => [card.row, card]));
@@ -50,7 +50,7 @@ function settle(rows) {
 }
 
 function refused(error, rows = []) {
-  if (!(error instanceof Refused)) return announce("Not saved: the server does not answer.");
+  if (!(error instanceof Refused)) return announce("Not saved: the server does not respond.");
   if (error.status === 409) {
     merge(error.told, rows);
     if (rows.length === 1 && state.cards.has(rows[0])) setCurrent(rows[0]);
@@ -130,7 +130,7 @@ export function exportAll() {
   return inTurn(async () => {
     try {
       const written = await ask("export");
-      byId("exported-lead").textContent = `${plural(written.rows, "row")}, ${written.labels} of them labelled by a human. The last file is what semigpc label --labels takes.`;
+      byId("exported-lead").textContent = `${plural(written.rows, "row")}, of which people labelled ${written.labels}. Pass the last file to semigpc label --labels for the next round.`;
       byId("exported-files").replaceChildren(...written.files.map((file) => el("li", {}, el("code", {}, file))));
       byId("exported").showModal();
       byId("live").textContent = "Exported.";

@@ -1,10 +1,10 @@
-// Questions to the server, one after the other, so that answers take effect in the order in which they were given.
+// Requests to the server, one after the other, so that answers take effect in the order in which they were given.
 
 import { byId } from "./dom.js";
 
 export class Refused extends Error {
   constructor(status, told) {
-    super(told.error ?? "The server refused this.");
+    super(told.error ?? "The server rejected this.");
     this.status = status;
     this.told = told;
   }
@@ -43,7 +43,7 @@ function connected(yes) {
   banner.hidden = yes;
   banner.textContent = yes
     ? ""
-    : "The server does not answer. Everything that was marked as saved is kept. Start semigpc review again and open the address that it prints.";
+    : "The server does not respond. Everything marked as saved is kept. Start semigpc review again and open the address that it prints.";
 }
 
 let last = Promise.resolve();

@@ -1,4 +1,4 @@
-// The page: what is known is in store.js, what is shown in grid, side and dock, what is done in actions and keys.
+// The page: its state is in store.js, what is shown in grid, side and dock, what can be done in actions and keys.
 
 import { exportAll, onOtherTab, undo } from "./actions.js";
 import { about, idle } from "./api.js";
@@ -9,7 +9,7 @@ import "./side.js";
 import { refresh, start } from "./grid.js";
 import { filtersFromAddress, state } from "./store.js";
 
-const PATIENCE = 4000; // milliseconds between two questions whether another tab has changed anything
+const POLL_EVERY = 4000; // milliseconds; for changes made in another tab
 
 async function keepUp() {
   if (document.visibilityState === "visible" && idle()) await refresh().catch(() => {});
@@ -29,5 +29,5 @@ window.addEventListener("hashchange", () => {
 await start({ focus: true });
 onOtherTab(keepUp);
 document.addEventListener("visibilitychange", keepUp);
-setInterval(keepUp, PATIENCE);
+setInterval(keepUp, POLL_EVERY);
 document.body.dataset.ready = "yes";

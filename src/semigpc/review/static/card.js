@@ -1,4 +1,4 @@
-// One card: the image or the values of a row, what is believed of it, and the labelled rows that are the reason. Where two
+// One card: the image or the values of a row, its predicted label, and the labelled rows that are the reason. Where two
 // classes compete, both stand side by side, each with its probability, its reasons and its key.
 
 import { dot, el, fitted, icon, percent, plural, side, signed } from "./dom.js";
@@ -11,12 +11,12 @@ const ANSWERS = {
 };
 
 const SUSPECTED = [
-  ["given", "The label in the table, and its probability by all other labels.", "Keep"],
-  ["others say", "The class that the other labels predict.", "Change"],
+  ["given", "The label in the table, and its probability judged by all other labels.", "Keep"],
+  ["predicted", "The class that all other labels predict.", "Change"],
 ];
 const SPLIT = [
-  ["balanced choice", "Decided as if all classes were equally frequent, which finds rare ones.", "Accept"],
-  ["most probable", "Most probable with the shares of the classes among the rows.", "Accept"],
+  ["if all equal", "The most probable class if all classes were equally frequent, which finds rare ones.", "Accept"],
+  ["most probable", "The most probable class, given how frequent each class is.", "Accept"],
 ];
 
 export const contested = (card) => Boolean(card.sides) && !card.answer;
@@ -80,7 +80,7 @@ async function replaceBroken(image) {
   try {
     reason = (await (await fetch(image.src)).json()).error ?? reason;
   } catch {
-    // the server has gone, which the banner tells
+    // the server has gone, as the banner says
   }
   image.replaceWith(el("div", { class: "broken", title: reason }, icon("broken"), el("span", {}, reason)));
 }
@@ -137,7 +137,7 @@ function verdict(card) {
 
 function foot(card) {
   const line = el("div", { class: "foot" }, el("span", { class: "id", title: card.id }, el("bdi", {}, card.id)));
-  if (card.suspected) line.append(el("span", { class: "chip suspected", title: "The other labels contradict this given label." }, "suspected"));
+  if (card.suspected) line.append(el("span", { class: "chip suspected", title: "The other labels contradict this label from the table." }, "suspected"));
   else line.append(el("span", { class: `chip ${card.status}` }, card.status));
   if (card.first !== null && card.first !== card.label) line.append(el("span", { class: "was" }, "was ", el("s", {}, card.first)));
   return line;

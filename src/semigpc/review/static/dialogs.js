@@ -8,15 +8,15 @@ import { codeOf, currentCard, isOpen, state } from "./store.js";
 
 const KEYS = [
   ["Enter", "accept the label"],
-  ["1 to 9", "the classes below, most probable first; 1 accepts or keeps, 2 changes a suspected label"],
+  ["1 to 9", "choose a class listed below the cards, most probable first; 1 accepts or keeps, 2 changes a suspected label"],
   ["C or /", "choose among all classes, or add a new one"],
-  ["S", "cannot tell: skip"],
+  ["S", "skip: you cannot tell"],
   ["U or Ctrl Z", "undo the last answer"],
   ["Arrows, J, K", "move"],
   ["X or Space", "select"],
-  ["A", "accept what is selected, or all that are sure enough"],
+  ["A", "accept the selected cards, or all above a confidence"],
   ["Z", "enlarge, with the reasons"],
-  ["F", "to the filters"],
+  ["F", "go to the search box"],
   ["Esc", "clear the selection, close"],
   ["?", "this list"],
 ];
@@ -101,8 +101,8 @@ export function openBulk() {
   const chosen = state.selected.size > 0;
   byId("bulk-field").hidden = chosen;
   byId("bulk-lead").textContent = chosen
-    ? "The labels of the selected cards are accepted as they are shown."
-    : "All open cards on this page that are sure enough are accepted as they are shown; outliers and suspected labels are left out.";
+    ? "The labels of the selected cards are accepted as shown."
+    : "All open cards on this page with at least this confidence are accepted as shown, except outliers and suspected labels.";
   showBulk();
   byId("bulk").showModal();
   (chosen ? byId("bulk-ok") : byId("bulk-least")).focus();

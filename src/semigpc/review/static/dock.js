@@ -1,4 +1,4 @@
-// The bar below: the classes of the current card with their digits, and buttons for hands without a keyboard.
+// The bar below: the classes of the current card with their digits, and buttons for use without a keyboard.
 
 import { acceptCurrent, choose, correctCurrent, skipCurrent } from "./actions.js";
 import { byId, dot, el, fitted, number, percent, plural } from "./dom.js";

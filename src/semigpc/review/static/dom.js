@@ -87,7 +87,7 @@ window.addEventListener("resize", () => {
 
 let quiet = null;
 
-// Tell everybody: a line on the screen, and the same words for a screen reader.
+// Show a message on the screen, and read it out by a screen reader.
 export function announce(text) {
   byId("live").textContent = text;
   const toast = byId("toast");

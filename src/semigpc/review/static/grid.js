@@ -7,7 +7,7 @@ import { changed, filtersToAddress, isOpen, merge, onChange, state, view } from 
 
 const PAGE = 60;
 const MOST = 960; // cards at once: the server scores up to 1000 of them again after each answer
-const AHEAD = 12; // cards before the end at which the next page is asked for
+const AHEAD = 12; // cards before the end at which the next page is requested
 const grid = byId("cards");
 let loading = null;
 
@@ -18,7 +18,7 @@ export async function start({ focus = false } = {}) {
   filtersToAddress();
   const asked = JSON.stringify(state.filters);
   const told = await ask("cards", { ...state.filters, count: PAGE });
-  if (asked !== JSON.stringify(state.filters)) return; // somebody was quicker
+  if (asked !== JSON.stringify(state.filters)) return; // the filters changed in the meantime
   state.order = told.cards.map((card) => card.row);
   state.cards = new Map(told.cards.map((card) => [card.row, card]));
   state.selected.clear();
@@ -31,7 +31,7 @@ export async function start({ focus = false } = {}) {
   if (focus) focusCurrent();
 }
 
-// Bring the next page; many calls at once are one.
+// Load the next page; many calls at once are one.
 export function more() {
   if (!loading && state.left > 0) loading = nextPage().finally(() => (loading = null));
   return loading ?? Promise.resolve();
@@ -39,7 +39,7 @@ export function more() {
 
 async function nextPage() {
   tidy();
-  if (state.order.length >= MOST) return announce("There are too many open cards on this page. Answer some of them first.");
+  if (state.order.length >= MOST) return announce("This page has too many open cards. Answer some of them first.");
   const told = await ask("cards", { ...state.filters, seen: state.order, count: PAGE });
   const fresh = told.cards.filter((card) => !state.cards.has(card.row));
   state.order.push(...fresh.map((card) => card.row));
@@ -48,7 +48,7 @@ async function nextPage() {
   take(told);
 }
 
-// Put away the earliest answered cards when there are many.
+// Remove the earliest answered cards when there are many.
 function tidy() {
   for (const row of [...state.order]) {
     if (state.order.length <= MOST - PAGE) break;
@@ -66,7 +66,7 @@ function take(told) {
   refresh();
 }
 
-// Ask what is new; also how the classes rank for the current card and those after it.
+// Request what has changed; also how the classes rank for the current card and those after it.
 export async function refresh() {
   const told = await ask("refresh", view());
   if (told.clock === state.clock && told.steps === state.steps) {

@@ -1,4 +1,4 @@
-// The keyboard. Keys do nothing while somebody types or a window is open, and can be switched off.
+// The keyboard. Keys do nothing while text is typed or a window is open, and can be switched off.
 
 import { acceptCurrent, choose, skipCurrent, undo } from "./actions.js";
 import { openBulk, openKeys, openPicker, openZoom } from "./dialogs.js";

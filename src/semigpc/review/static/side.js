@@ -6,10 +6,10 @@ import { onChange, state } from "./store.js";
 
 const STATUSES = [
   ["unreviewed", "To review"],
-  ["abstained", "Abstained"],
+  ["abstained", "Left open"],
   ["outlier", "Outliers"],
   ["suspected", "Suspected"],
-  ["pseudo", "Pseudo"],
+  ["pseudo", "New labels"],
   ["changed", "Changed"],
   ["reviewed", "Reviewed"],
   ["skipped", "Can’t tell"],
@@ -83,12 +83,12 @@ function precision(entry) {
     band.style.width = `${100 * (entry.high - entry.low)}%`;
     track.append(band, tick(entry.right / entry.checked, "human"));
     const text = `${percent(entry.right / entry.checked)}`;
-    const title = `${entry.right} of ${entry.checked} checked were right: between ${percent(entry.low)} and ${percent(entry.high)}`;
+    const title = `${entry.right} of ${entry.checked} checked were right: 95 % interval ${percent(entry.low)} to ${percent(entry.high)}`;
     return [track, el("span", { class: "precision by-human", title }, text)];
   }
   if (entry.confidence === null) return [track, el("span", { class: "precision" }, "–")];
   track.append(tick(entry.confidence, "model"));
-  return [track, el("span", { class: "precision by-model", title: "mean confidence of the model; nobody has checked any" }, percent(entry.confidence))];
+  return [track, el("span", { class: "precision by-model", title: "mean confidence of the model; none has been checked" }, percent(entry.confidence))];
 }
 
 function tick(share, by) {
@@ -106,7 +106,7 @@ function showClasses() {
   sorted.sort((a, b) => b.labels + b.believed - a.labels - a.believed || a.name.localeCompare(b.name));
   byId("classes").replaceChildren(...sorted.map((entry) => {
     const chosen = state.filters.label === entry.name;
-    const title = `${entry.name}: ${entry.labels} labelled, ${entry.believed} believed`;
+    const title = `${entry.name}: ${entry.labels} labelled, ${entry.believed} predicted`;
     return el("li", {}, el("button", { type: "button", "aria-pressed": String(chosen), title, onclick: () => set("label", chosen ? null : entry.name) },
       dot(entry.code), el("span", { class: "name" }, entry.name),
       el("span", { class: "sizes" }, `${short(entry.labels)} + ${short(entry.believed)}`), ...precision(entry)));

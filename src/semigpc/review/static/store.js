@@ -1,4 +1,4 @@
-// What this tab knows. The server is the truth; this is the last that it told, and answers that are on their way to it.
+// The state of this tab: the last reply of the server, and answers that are on their way to it.
 
 export const state = {
   about: null,
@@ -32,13 +32,13 @@ export function codeOf(name) {
   return found ? found.code : undefined;
 }
 
-// Rows that a question should be answered for: what is on the screen, and the cards that come next.
+// Rows that a reply should cover: those on the screen, and classes for the cards that come next.
 export function view() {
   const at = Math.max(0, state.order.indexOf(state.current));
   return { visible: state.order.slice(0, 1000), since: state.clock, choices: state.order.slice(at, at + 8) };
 }
 
-// Take in what the server told. Cards with an answer on its way stay as they are until that is answered.
+// Store a reply of the server. Cards with an answer on its way stay as they are until the reply to that answer.
 export function merge(told, answered = []) {
   const rows = [];
   let relabelled = 0;
