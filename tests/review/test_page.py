@@ -138,7 +138,7 @@ def test_ten_images_by_keyboard_then_undo_reload_kill_and_restart_lose_nothing(
     expect_reviewed(page, 8)
     server.end(signal.SIGKILL)
     page.keyboard.press("Enter")
-    expect(page.locator("#banner")).to_contain_text("The server does not answer")
+    expect(page.locator("#banner")).to_contain_text("The server does not respond")
     expect(page.locator("#live")).to_contain_text("Not saved")
     page.close()
 

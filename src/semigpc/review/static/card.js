@@ -2,7 +2,7 @@
 // classes compete, both stand side by side, each with its probability, its reasons and its key.
 
 import { dot, el, fitted, icon, percent, plural, side, signed } from "./dom.js";
-import { codeOf, state } from "./store.js";
+import { codeOf, state, STATUS_NAMES } from "./store.js";
 
 const ANSWERS = {
   accepted: ["check", "accepted"],
@@ -138,7 +138,7 @@ function verdict(card) {
 function foot(card) {
   const line = el("div", { class: "foot" }, el("span", { class: "id", title: card.id }, el("bdi", {}, card.id)));
   if (card.suspected) line.append(el("span", { class: "chip suspected", title: "The other labels contradict this label from the table." }, "suspected"));
-  else line.append(el("span", { class: `chip ${card.status}` }, card.status));
+  else line.append(el("span", { class: `chip ${card.status}` }, STATUS_NAMES[card.status]));
   if (card.first !== null && card.first !== card.label) line.append(el("span", { class: "was" }, "was ", el("s", {}, card.first)));
   return line;
 }
@@ -146,11 +146,11 @@ function foot(card) {
 function spoken(card) {
   if (contested(card)) {
     const both = card.sides.map((one, i) => `${sideNames(card)[i][0]}: ${one.label}, ${Math.round(100 * one.share)} percent, key ${i + 1}`);
-    return [...both, card.suspected ? "suspected wrong" : card.status, card.id].join(", ");
+    return [...both, card.suspected ? "suspected wrong" : STATUS_NAMES[card.status], card.id].join(", ");
   }
   const parts = [card.label ?? "no label"];
   if (card.answer) parts.push(ANSWERS[card.answer][1]);
-  else parts.push(`${Math.round(100 * card.confidence)} percent`, card.suspected ? "suspected wrong" : card.status);
+  else parts.push(`${Math.round(100 * card.confidence)} percent`, card.suspected ? "suspected wrong" : STATUS_NAMES[card.status]);
   parts.push(card.id);
   if (card.reasons.length) parts.push(`because of ${plural(card.reasons.length, "label")}: ${card.reasons.map((r) => `${r.label} ${signed(r.weight)}`).join(", ")}`);
   return parts.join(", ");

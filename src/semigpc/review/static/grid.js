@@ -140,7 +140,7 @@ export function show(rows) {
 function showCounts() {
   const { status, label, text, least, most } = state.filters;
   const whole = label === null && !text && least === 0 && most === 1;
-  const what = { unreviewed: "to review", all: "in all", suspected: "suspected to be wrong", changed: "changed" };
+  const what = { unreviewed: "to review", all: "in all", suspected: "suspected to be wrong", pseudo: "with a new label", abstained: "left open", outlier: "outliers" };
   const found = whole ? state.progress.counts[status] : state.found;
   byId("found").textContent = `${number(found)} ${what[status] ?? status}${label === null ? "" : `: ${label}`}`;
   grid.setAttribute("aria-rowcount", String(found));

@@ -17,6 +17,9 @@ export const state = {
   left: 0,
 };
 
+// How the page calls the statuses of the table.
+export const STATUS_NAMES = { labelled: "labelled", pseudo: "new label", abstained: "left open", outlier: "outlier" };
+
 const listeners = [];
 
 export const onChange = (listener) => listeners.push(listener);
