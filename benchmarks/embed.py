@@ -25,8 +25,8 @@ sys.path.insert(
 from benchmarks.tables import Json, Seed, new_table, script, show
 from semigpc.io.text import versions
 from semigpc.io.threads import granted, using
-from semigpc.labeling.embed import EmbedConfig, Network, embed_folder
 from semigpc.models import ModelConfig, build_model
+from semigpc.models.encoder import EmbedConfig, embed_folder
 
 Record = dict[str, Any]
 SIZES = (96, 160, 224)  # pixels a side
@@ -47,24 +47,26 @@ def bench_engines(
         ``prepare_s`` to set it up.
     """
     cores = granted()
-    pixels = np.random.default_rng(seed).integers(
-        0, 256, (batch, image_size, image_size, 3), dtype=np.uint8
-    )
-    images = torch.from_numpy(pixels).permute(0, 3, 1, 2).float().div(255).contiguous()
+    shape = (batch, image_size, image_size, 3)
+    rng = np.random.default_rng(seed)
+    pixels = torch.from_numpy(rng.integers(0, 256, shape, dtype=np.uint8))
+    images = pixels.permute(0, 3, 1, 2).float().div(255).contiguous()
     plain = (
         build_model(ModelConfig(name=model), 2).backbone.eval().requires_grad_(False)
     )  # any weights are as fast
-    last, onnx = (Network(model, pretrained, image_size) for _ in range(2))
+    config = EmbedConfig(model=model, pretrained=pretrained, image_size=image_size)
+    last = config.encoder()
+    onnx = config.encoder()
     began = time.perf_counter()
-    note = onnx.accelerate()
+    note = onnx.accelerate(10**6, threads=1)
     prepare_s = time.perf_counter() - began
     with torch.inference_mode(), using(cores), ThreadPoolExecutor(cores) as pool:
         engines: dict[str, Callable[[], Any]] = {
             EAGER: lambda: [plain(images) for _ in range(cores)],
-            CHANNELS_LAST: lambda: [last.embed(pixels) for _ in range(cores)],
+            CHANNELS_LAST: lambda: [last(pixels) for _ in range(cores)],
         }
-        if onnx.in_threads:
-            engines[ONNX] = lambda: list(pool.map(onnx.embed, [pixels] * cores))
+        if onnx.in_onnx_runtime:
+            engines[ONNX] = lambda: list(pool.map(onnx, [pixels] * cores))
         seconds: dict[str, list[float]] = {name: [] for name in engines}
         for number in range(rounds + 1):
             for name, run in engines.items():

@@ -23,7 +23,7 @@ from semigpc.algorithms.remixmatch import ReMixMatch
 from semigpc.export.run import Kind, export_run
 from semigpc.gp import ExactGP
 from semigpc.gp.matrix_free import MatrixFreeGP
-from semigpc.labeling.embed import Network
+from semigpc.models.encoder import EmbedConfig
 from semigpc.pseudo_labels import one_hot
 from semigpc.refiners import REFINERS, GaussianProcessRefiner, GPConfig
 from semigpc.training import Experiment, FrozenConfig, Listener, RunFolder, train
@@ -156,9 +156,9 @@ def test_export_of_a_run_on_frozen_features(
 
 @pytest.mark.usefixtures("gpu")
 def test_embedding_of_images() -> None:
-    network = Network("small_cnn", "none", 32)
-    assert network.device.type == "cuda"
-    assert network.embed(np.zeros((2, 32, 32, 3), np.uint8)).device.type == "cpu"
+    encoder = EmbedConfig(model="small_cnn", pretrained="none", image_size=32).encoder()
+    assert encoder.device.type == "cuda"
+    assert encoder(torch.zeros(2, 32, 32, 3, dtype=torch.uint8)).device.type == "cpu"
 
 
 @pytest.mark.usefixtures("gpu")

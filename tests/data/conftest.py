@@ -4,6 +4,7 @@ import pytest
 from torch import Tensor
 
 from semigpc.data import feature_views
+from semigpc.io import parts
 from tests.data.feature_samples import compute, everything, noise, splits_of
 
 
@@ -17,5 +18,5 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
 @pytest.fixture
 def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four images at a time through the network, eight in a file."""
-    monkeypatch.setattr(feature_views, "IMAGES", 4)
-    monkeypatch.setattr(feature_views, "SHARD", 8)
+    monkeypatch.setattr(feature_views, "CHUNK_IMAGES", 4)
+    monkeypatch.setattr(parts, "PART_ROWS", 8)

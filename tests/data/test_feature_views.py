@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from semigpc.data import Augment, FeatureCache, FolderConfig, Splits, cache_root, weights_hash
+from semigpc.data import Augment, FeatureCache, FolderConfig, Splits, cache_root
 from semigpc.data.folder import load
 from semigpc.io.errors import DataError
 from semigpc.io.images import FileImages, ZipImages
@@ -303,23 +303,6 @@ def test_whatever_features_depend_on_has_a_folder_of_its_own(
     )
     assert FeatureCache(other, tmp_path).path != FeatureCache(KEY, tmp_path).path
     assert FeatureCache(replace(KEY), tmp_path).path == FeatureCache(KEY, tmp_path).path
-
-
-def test_the_hash_of_weights_sees_names_shapes_types_and_values() -> None:
-    weights = {"a": torch.arange(6.0).reshape(2, 3), "n": torch.tensor(3)}
-    others = [
-        {"a": weights["a"].reshape(3, 2), "n": weights["n"]},
-        {"a": weights["a"], "m": weights["n"]},
-        {"a": weights["a"] + torch.tensor([0.0, 0.0, 1e-6]), "n": weights["n"]},
-        {"a": weights["a"], "n": torch.tensor(4)},
-        {"a": weights["a"].view(torch.int32), "n": weights["n"]},
-    ]
-    hashes = [weights_hash(other) for other in (weights, *others)]
-    assert len(set(hashes)) == 6
-    transposed = (
-        torch.arange(6.0).reshape(2, 3).T.contiguous().T
-    )  # the same values, laid out otherwise
-    assert weights_hash({"a": transposed, "n": torch.tensor(3)}) == hashes[0]
 
 
 def test_the_folder_is_where_the_variable_says(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from pyarrow import parquet
 
-from semigpc.labeling.embed import EmbedConfig
+from semigpc.models.encoder import EmbedConfig
 
 TINY = EmbedConfig(model="test_resnet", pretrained="none", image_size=32, batch=3)
 

@@ -11,10 +11,10 @@ from pyarrow import parquet
 from semigpc.io.errors import DataError
 from semigpc.labeling import inputs as inputs_module
 from semigpc.labeling.columns import ColumnOptions
-from semigpc.labeling.embed import EmbedConfig
 from semigpc.labeling.inputs import LabelSettings, is_image_folder
 from semigpc.labeling.label import label_data
 from semigpc.labeling.project import Project
+from semigpc.models.encoder import EmbedConfig
 from tests.labeling.samples import write_labels
 
 TINY = EmbedConfig(model="test_resnet", pretrained="none", image_size=32)

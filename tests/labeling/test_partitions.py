@@ -1,6 +1,7 @@
 """Partitions, read and labelled one by one, by whoever does it."""
 
-from functools import partial
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,24 +10,22 @@ import pytest
 from pyarrow import parquet
 
 from semigpc.io.errors import DataError
-from semigpc.labeling import bulk as bulk_module
+from semigpc.io.parts import Address, Folder, Key, ObjectStore, place_of
+from semigpc.labeling import ray as ray_module
 from semigpc.labeling import scan as scan_module
-from semigpc.labeling.bulk import (
-    Address,
-    Gathering,
-    Labelling,
-    Partitions,
-    Store,
-    facts_of,
-    place_of,
-    sample_bound,
-)
 from semigpc.labeling.columns import ColumnOptions
-from semigpc.labeling.inputs import table_inputs
+from semigpc.labeling.inputs import LabelSettings, table_inputs
 from semigpc.labeling.label import fit, label_data, shard_rows
 from semigpc.labeling.outputs import Labeller, Tally
 from semigpc.labeling.project import Project
-from semigpc.labeling.ray import BulkFolder
+from semigpc.labeling.ray import (
+    BulkFolder,
+    Gathering,
+    Labelling,
+    Partitions,
+    label_on_ray,
+    sample_bound,
+)
 from semigpc.labeling.scan import Gathered, LabelLookup, Scan, keys_of, scan
 from semigpc.labeling.source import open_source
 from tests.labeling.partitioned import (
@@ -43,7 +42,7 @@ from tests.labeling.samples import labels_of, list_column, table_of
 
 
 def opened(folder: Path) -> Partitions:
-    return Partitions(Store(folder), ColumnOptions())
+    return Partitions(Folder(folder), ColumnOptions())
 
 
 def gathered(
@@ -122,7 +121,7 @@ def test_a_file_address_is_a_path_and_others_keep_their_slashes(tmp_path: Path) 
         DataError,
         match=r"nosuch://a/b cannot be opened: .* Give a folder, or an address that pyarrow knows",
     ):
-        Store(place_of("nosuch://a/b"))
+        ObjectStore(place_of("nosuch://a/b"))
 
 
 # Bad input ----------------------------------------------------------------------------------------
@@ -140,7 +139,7 @@ def test_a_place_without_partitions_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(
         DataError,
-        match=r"takes a folder of \.parquet files; .*file is a file\. Leave out --engine ray",
+        match=r"takes a folder of \.parquet files; .*file is a file\. .*engine=local",
     ):
         opened(tmp_path / "file")
     parquet.write_table(table_of(X[:0], []), tmp_path / "empty" / "0.parquet")
@@ -220,7 +219,7 @@ def test_ids_that_occur_twice_are_named_by_partition_and_row(tmp_path: Path) -> 
 def test_of_very_many_rows_only_labelled_ids_are_compared_over_partitions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bulk_module, "COMPARED_ROWS", 2999)
+    monkeypatch.setattr(ray_module, "COMPARED_ROWS", 2999)
     ids, labelled = IDS.copy(), next(iter(LABELS))
     plain = next(name for name in IDS[:700] if name not in LABELS)
     ids[2700] = plain
@@ -270,91 +269,115 @@ def test_partitions_get_the_labels_of_the_local_engine(tmp_path: Path) -> None:
     inputs = table_inputs(settings, partitions.source, settings.data)
     found = gathered(partitions, inputs.labels).result()
     labeller = Labeller(fit(found, settings)[0], found, "id")
-    labelling = Labelling(
-        partitions,
-        labeller,
-        Store(tmp_path / "bulk"),
-        "digest",
-        shard_rows(partitions.source, 1100),
-    )
+    out = BulkFolder(Folder(tmp_path / "bulk"), {})
+    size = shard_rows(partitions.source, 1100)
+    labelling = Labelling(partitions, labeller, out.parts, out.digest, size)
     facts = [labelling(number) for number in (4, 2, 0, 3, 1)]
     assert_same_labels(
         read_labels(tmp_path / "bulk"), labels_of(settings.out), Project.open(settings.out)
     )
     assert Tally.joined(facts).statuses.total() == 3000
-    assert [facts_of(Store(tmp_path / "bulk"), f"labels/part-0{n}.parquet") for n in (4, 2)] == [
-        facts[0] | {"rows": 400},
-        facts[1] | {"rows": 0},
-    ]
+    kept = out.finished(partitions)
+    assert kept[4] == facts[0] | {"rows": 400}
+    assert kept[2] == facts[1] | {"rows": 0}
 
 
 # Writing ------------------------------------------------------------------------------------------
 
 
-def test_a_file_that_could_not_be_finished_leaves_nothing_behind(tmp_path: Path) -> None:
-    table = table_of(X[:4], IDS[:4])
-
-    def parts() -> "list[pyarrow.Table]":
-        raise OSError("no space")
-
-    store = Store(tmp_path)
-    with pytest.raises(OSError, match="no space"):
-        store.write_table(
-            "labels/a.parquet", table.schema, (part for _ in (0,) for part in parts()), dict
-        )
-    assert store.listed() == {}
-    store.write_table("labels/a.parquet", table.schema, [table], lambda: {"n": 4})
-    assert list(store.listed()) == ["labels/a.parquet"]
-    assert facts_of(store, "labels/a.parquet") == {"n": 4, "rows": 4}
+def write_partition(folder: BulkFolder, name: str, rows: int, **facts: str) -> None:
+    table = table_of(X[:rows], IDS[:rows])
+    with (
+        folder.parts.draft(name) as place,
+        parquet.ParquetWriter(place, table.schema, write_page_checksum=True) as writer,
+    ):
+        writer.write_table(table)
+        writer.add_key_value_metadata({"semigpc": json.dumps(facts)})
 
 
 def test_what_the_first_pass_found_is_kept_for_an_identical_run_alone(tmp_path: Path) -> None:
     x = X.copy()
     x[[3, 2650]] = np.inf
-    expected = gathered(
-        opened(write_partitions(tmp_path / "data", x=x)), LABELS | {IDS[3]: "bee"}
-    ).result()
-    BulkFolder(Store(tmp_path), {"seed": 0}).save_scan(expected)
-    kept = BulkFolder(Store(tmp_path), {"seed": 0}).load_scan()
+    data = write_partitions(tmp_path / "data", x=x)
+    expected = gathered(opened(data), LABELS | {IDS[3]: "bee"}).result()
+    folder = Folder(tmp_path)
+    BulkFolder(folder, {"seed": 0}).save_scan(expected)
+    kept = BulkFolder(folder, {"seed": 0}).load_scan()
     assert kept is not None
     assert_same_scan(kept, expected)
-    assert BulkFolder(Store(tmp_path), {"seed": 1}).load_scan() is None
+    assert BulkFolder(folder, {"seed": 1}).load_scan() is None
 
 
 def test_only_partitions_of_the_same_key_and_size_count_as_finished(tmp_path: Path) -> None:
-    folder, table = BulkFolder(Store(tmp_path), {"seed": 0}), table_of(X[:4], IDS[:4])
-    for name, key in (("a", {"seed": 0}), ("b", {"seed": 1}), ("c", {"seed": 0})):
-        digest = BulkFolder(folder.store, key).digest
-        folder.store.write_table(
-            f"labels/{name}.parquet", table.schema, [table], partial(dict, digest=digest)
-        )
-    (tmp_path / "labels" / "d.parquet").write_bytes(b"PAR1")
-    (tmp_path / "labels" / ".a.parquet.123.part").write_bytes(b"PAR1")
-    names = [f"{name}.parquet" for name in "abcde"]
-    assert list(folder.finished(names, [4, 4, 5, 4, 4])) == [0]
-    assert not (tmp_path / "labels" / ".a.parquet.123.part").exists()
+    folder = BulkFolder(Folder(tmp_path / "out"), {"seed": 0})
+    other = BulkFolder(folder.folder, {"seed": 1})
+    data = write_partitions(tmp_path / "data")
+    write_partition(folder, "part-00.parquet", 700, digest=folder.digest)
+    write_partition(folder, "part-01.parquet", 2, digest=folder.digest)
+    write_partition(folder, "part-02.parquet", 0, digest=other.digest)
+    labels = tmp_path / "out" / "labels"
+    (labels / "part-03.parquet").write_bytes(b"PAR1")
+    (labels / ".part-04.parquet.123.part").write_bytes(b"PAR1")
+    assert list(folder.finished(opened(data))) == [0]
+    assert not (labels / ".part-04.parquet.123.part").exists()
 
 
 def test_a_folder_of_other_labels_is_not_written_to(tmp_path: Path) -> None:
-    folder = BulkFolder(Store(tmp_path / "out"), {"seed": 0, "data content": "x"})
+    folder = BulkFolder(Folder(tmp_path / "out"), {"seed": 0, "data content": "x"})
+
+    def wrong(words: str, key: Key, place: str = "out") -> None:
+        with pytest.raises(DataError, match=words):
+            BulkFolder(Folder(tmp_path / place), key).check()
+
     assert not folder.check()
     folder.note(1, 4)
     assert not folder.check()
-    with pytest.raises(
-        DataError, match=r"seed is 0 there and 1 here\. Give another --out, or --overwrite"
-    ):
-        BulkFolder(folder.store, {"seed": 1, "data content": "x"}).check()
-    with pytest.raises(DataError, match="made otherwise: the data content has changed since"):
-        BulkFolder(folder.store, {"seed": 0, "data content": "y"}).check()
+    wrong(r"seed is 0 there and 1 here\. .*out=", {"seed": 1, "data content": "x"})
+    wrong("the data content has changed since", {"seed": 0, "data content": "y"})
     (tmp_path / "local").mkdir()
     (tmp_path / "local" / "labels.parquet").touch()
-    with pytest.raises(
-        DataError, match=r"holds labels\.parquet, which labelling on Ray did not write"
-    ):
-        BulkFolder(Store(tmp_path / "local"), {}).check()
+    wrong(r"holds labels\.parquet, which labelling on Ray did not write", {}, "local")
     (tmp_path / "out" / "_partial.json").write_text("{broken")
-    with pytest.raises(DataError, match=r"_partial\.json cannot be read"):
-        folder.check()
+    wrong(r"_partial\.json cannot be read", folder.key)
+
+
+def test_partitions_of_somebody_else_are_not_overwritten(tmp_path: Path) -> None:
+    folder = BulkFolder(Folder(tmp_path), {"data": "here"})
+    folder.check_ours()
+    write_partition(folder, "ours.parquet", 2, digest=folder.digest)
+    folder.check_ours()
+    parquet.write_table(table_of(X[:2], IDS[:2]), tmp_path / "labels" / "theirs.parquet")
+    with pytest.raises(DataError, match=r"labels/theirs\.parquet, which labelling on Ray did not"):
+        folder.check_ours()
+
+
+def test_a_finished_folder_with_a_changed_partition_is_not_complete(tmp_path: Path) -> None:
+    folder = BulkFolder(Folder(tmp_path), {"data": "here"})
+    write_partition(folder, "one.parquet", 2)
+    folder.complete({"rows": 2, "partitions": 1, "statuses": {}}, None)
+    assert folder.summary(report=False) is not None
+    assert folder.summary(report=True) is None
+    assert folder.altered() == []
+    path = tmp_path / "labels" / "one.parquet"
+    content = path.read_bytes()
+    path.write_bytes(content[:30] + bytes([content[30] ^ 1]) + content[31:])
+    assert folder.altered() == ["labels/one.parquet"]
+    path.unlink()
+    assert folder.altered() == ["labels/one.parquet"]
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_labels_are_never_written_over_the_data(tmp_path: Path, overwrite: bool) -> None:
+    data = tmp_path / "project" / "labels"
+    data.mkdir(parents=True)
+    parquet.write_table(pyarrow.table({"id": ["a"]}), data / "part.parquet")
+    (tmp_path / "file").write_text("mine")
+    settings = LabelSettings(data=data, labels=tmp_path / "labels.csv", out=tmp_path / "project")
+    for out, words in (("project", "must not contain the data"), ("file", "must be a folder")):
+        with pytest.raises(DataError, match=words):
+            label_on_ray(replace(settings, out=tmp_path / out), overwrite=overwrite)
+    assert (data / "part.parquet").exists()
+    assert (tmp_path / "file").read_text() == "mine"
 
 
 def test_the_local_engine_does_not_write_beside_partitions_unless_told_to_replace_them(
@@ -363,9 +386,7 @@ def test_the_local_engine_does_not_write_beside_partitions_unless_told_to_replac
     settings = partitioned(tmp_path)
     (settings.out / "labels").mkdir(parents=True)
     (settings.out / "_partial.json").write_text("{}")
-    with pytest.raises(
-        DataError, match=r"made by --engine ray\. Give another --out, or --overwrite"
-    ):
+    with pytest.raises(DataError, match=r"made with engine=ray\. .*overwrite"):
         label_data(settings)
     label_data(settings, overwrite=True)
     assert not (settings.out / "labels").exists()

@@ -15,13 +15,11 @@ import pytest
 from pyarrow import parquet
 
 from semigpc.io.errors import DataError
-from semigpc.labeling import bulk
 from semigpc.labeling import ray as ray_engine
 from semigpc.labeling import scan as scan_module
-from semigpc.labeling.bulk import Labelling
 from semigpc.labeling.label import label_data
 from semigpc.labeling.project import Project
-from semigpc.labeling.ray import label_on_ray
+from semigpc.labeling.ray import Labelling, label_on_ray
 from tests.cli.calls import refused, semigpc
 from tests.labeling.partitioned import (
     IDS,
@@ -187,7 +185,7 @@ class Dying(Labelling):
     """Its worker is killed once, at the second partition."""
 
     def __call__(self, number: int) -> dict[str, Any]:
-        died = Path(self.out.place) / "died"
+        died = self.out.folder.place / "died"
         if number == 1 and not died.exists():
             died.touch()
             os.kill(os.getpid(), signal.SIGKILL)
@@ -198,7 +196,7 @@ class Dying(Labelling):
 def test_a_killed_worker_costs_its_partition_and_nothing_else(
     both: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bulk, "Labelling", Dying)
+    monkeypatch.setattr(ray_engine, "Labelling", Dying)
     label_on_ray(partitioned(tmp_path))
     assert (tmp_path / "out" / "died").exists()
     assert read_labels(tmp_path / "out").equals(read_labels(both / "out"))
@@ -273,7 +271,7 @@ def test_the_command_labels_partitions_and_replaces_others_when_told(tmp_path: P
 def test_a_sample_that_the_bound_cut_short_is_drawn_again(
     instance: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bulk, "sample_bound", lambda *_: 0.01)
+    monkeypatch.setattr(ray_engine, "sample_bound", lambda *_: 0.01)
     monkeypatch.setattr(scan_module, "SAMPLE", 3000)
     stages: list[str] = []
     label_on_ray(partitioned(tmp_path), progress=lambda stage, *_: stages.append(stage))

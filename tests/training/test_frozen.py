@@ -16,6 +16,7 @@ from torch import Tensor
 
 from semigpc.algorithms import ALGORITHMS
 from semigpc.data import DATASETS, CachedFeatures, EvaluationLoader, Splits, feature_views
+from semigpc.io import parts
 from semigpc.io.errors import RunError, SettingsError
 from semigpc.models import ModelConfig, SmallCNN, encoder
 from semigpc.training import (
@@ -24,13 +25,12 @@ from semigpc.training import (
     Listener,
     RunFolder,
     last_result,
-    run_data,
     train,
 )
 from semigpc.training.comparison import Cell, ComparisonListener, compare
 from semigpc.training.evaluate import predict
 from semigpc.training.inference import load_run
-from semigpc.training.run_data import cached_features, frozen_backbone
+from semigpc.training.run_data import cached_features
 from semigpc.training.run_folder import read_checkpoint
 from tests.training.small_runs import small_run
 from tests.training.test_resume import assert_same_end, kill_at
@@ -48,7 +48,7 @@ def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         root = tmp_path_factory.mktemp("features")
         patch.setenv("SEMIGPC_CACHE", str(root))
-        patch.setattr(feature_views, "FEW", 10**6)
+        patch.setattr(feature_views, "WORKER_IMAGES", 10**6)
         yield root
 
 
@@ -107,8 +107,10 @@ def test_onnx_runtime_computes_the_same_features(
     in_torch = plain("torch")
     calls: list[int] = []
 
+    in_onnx_runtime = encoder.in_onnx_runtime
+
     def counted(*arguments: Any) -> Any:
-        run = encoder.in_onnx_runtime(*arguments)
+        run = in_onnx_runtime(*arguments)
 
         def counting(images: Any) -> Any:
             calls.append(len(images))
@@ -116,8 +118,8 @@ def test_onnx_runtime_computes_the_same_features(
 
         return counting
 
-    monkeypatch.setattr(run_data, "WORTHWHILE", 0)
-    monkeypatch.setattr(run_data, "in_onnx_runtime", counted)
+    monkeypatch.setattr(encoder, "WORTHWHILE_PIXELS", 0)
+    monkeypatch.setattr(encoder, "in_onnx_runtime", counted)
     in_runtime = plain("onnx")
     assert sum(calls) > 20
     assert (
@@ -128,7 +130,7 @@ def test_onnx_runtime_computes_the_same_features(
 def test_features_are_computed_in_torch_with_a_warning_where_onnx_runtime_is_missing(
     own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_data, "WORTHWHILE", 0)
+    monkeypatch.setattr(encoder, "WORTHWHILE_PIXELS", 0)
     monkeypatch.setattr(encoder, "ONNX_PACKAGES", ("onnxruntime_of_nowhere",))
     with pytest.warns(
         UserWarning, match=r"in torch and not in ONNX Runtime, .* pip install 'semigpc\[embedded\]'"
@@ -221,7 +223,7 @@ def heeds_ctrl_c() -> Iterator[None]:
 def test_ctrl_c_ends_the_computing_at_once_and_keeps_what_is_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feature_views, "SHARD", 16)
+    monkeypatch.setattr(parts, "PART_ROWS", 16)
     experiment, first = frozen_run("fixmatch", "none"), Interrupting(at=5)
     with pytest.raises(KeyboardInterrupt):
         train(experiment, tmp_path / "run", listener=first)
@@ -229,7 +231,7 @@ def test_ctrl_c_ends_the_computing_at_once_and_keeps_what_is_done(
     assert not (tmp_path / "run").exists(), "no run was begun"
     again = Interrupting(at=-1)
     assert train(experiment, tmp_path / "run", resume=True, listener=again)["status"] == "finished"
-    assert first.told[0][1] - again.told[0][1] == 64, "four of the five were on disk"
+    assert first.told[0][1] - again.told[0][1] == 80, "all five were on disk"
 
 
 # Answering for images -----------------------------------------------------------------------------
@@ -283,18 +285,6 @@ def test_a_run_is_used_with_the_network_it_was_trained_on_and_no_other(tmp_path:
         load_run(tmp_path / "run")
     with pytest.raises(RunError, match="begun on features of another network"):
         train(experiment, tmp_path / "run", resume=True)
-
-
-def test_the_frozen_network_is_the_same_every_time_and_disturbs_nobody() -> None:
-    torch.manual_seed(1)
-    before = torch.get_rng_state()
-    one = frozen_backbone(ModelConfig(), CPU)
-    assert torch.equal(torch.get_rng_state(), before)
-    torch.manual_seed(2)
-    other = frozen_backbone(ModelConfig(), CPU)
-    assert all(map(torch.equal, one.state_dict().values(), other.state_dict().values()))
-    assert not one.training
-    assert not any(parameter.requires_grad for parameter in one.parameters())
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from semigpc.cli.progress import StageBar
 from semigpc.cli.tables import AsJson, FollowLinks, say
 
 if TYPE_CHECKING:
-    from semigpc.labeling.embed import EmbedResult
+    from semigpc.models.encoder import EmbedResult
 
 SHOWN = 10  # images left out that are named on the screen
 
@@ -77,7 +77,7 @@ def embed(
       semigpc embed photos --out photos.parquet
       semigpc embed photos --out photos.parquet --model resnet50 --skip-bad
     """
-    from semigpc.labeling.embed import EmbedConfig, embed_folder
+    from semigpc.models.encoder import EmbedConfig, embed_folder
 
     config = EmbedConfig(
         model=model, pretrained=pretrained, image_size=image_size, precision=precision, batch=batch

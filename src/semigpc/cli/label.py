@@ -133,11 +133,11 @@ def label(
             "images and Label Studio are for --engine local.", param_hint="--images, --image-url"
         )
     from semigpc.io.errors import DataError
-    from semigpc.labeling.bulk import Address, place_of
+    from semigpc.io.parts import Address, place_of
     from semigpc.labeling.columns import ColumnOptions
-    from semigpc.labeling.embed import EmbedConfig
     from semigpc.labeling.inputs import LabelSettings
     from semigpc.labeling.label import label_data
+    from semigpc.models.encoder import EmbedConfig
 
     place, folder = place_of(data), place_of(out)
     if engine == "local" and any(isinstance(path, Address) for path in (place, folder)):

@@ -16,7 +16,6 @@ from semigpc.data.feature_views import (
     CacheKey,
     FeatureCache,
     cache_root,
-    weights_hash,
 )
 from semigpc.data.folder import FolderConfig
 from semigpc.data.loaders import BatchStream, EvaluationBatch, EvaluationLoader
@@ -76,5 +75,4 @@ __all__ = [
     "long_tail_counts",
     "long_tail_split",
     "splits_from_arrays",
-    "weights_hash",
 ]

@@ -2,21 +2,18 @@
 on disk.
 
 A cache is a folder named after what made it: the network's weights, the way views are cut, and V.
-It holds shards, safetensors files of some hundred images, which appear under their names only when
-they are complete. A row is found by the image's own fingerprint and not by its place in some data
-set, so data sets and seeds share the images they have in common, and an image that has changed is
-computed again.
+It is a :class:`semigpc.io.parts.RowParts`: a row is found by the image's own fingerprint and not by
+its place in some data set, so data sets and seeds share the images they have in common, and an
+image that has changed is computed again.
 """
 
 import hashlib
-import json
 import os
-import uuid
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -27,26 +24,20 @@ from torch.utils.data import ConcatDataset, Dataset
 from semigpc.data.augment import Augment, AugmentConfig, ViewSource, check_views
 from semigpc.data.dataset import Images, ImageSet, Integers, Splits
 from semigpc.data.loaders import InOrder
-from semigpc.io.atomic import locked, read_json, remove_drafts, replacing, write_json
-from semigpc.io.errors import DataError, FileError, WriteError
-from semigpc.io.tensors import open_tensors, remove_unfinished_tensors, save_tensors
+from semigpc.io.atomic import locked
+from semigpc.io.errors import DataError, WriteError
+from semigpc.io.parts import MARK_BYTES, Folder, Key, RowParts, key_digest, plain
 
-SHARD = (
-    512  # images in a file, which is what an interruption loses at most: some half a minute of work
-)
-VARIABLE = "SEMIGPC_CACHE"
-DELETE = "Delete that file; its features will be made again."
-FEW = 64  # images that are not worth starting a worker for
+CACHE_VARIABLE = "SEMIGPC_CACHE"  # of the environment; names the folder of all caches
+WORKER_IMAGES = 64  # fewer images are not worth starting a worker process for
+CHUNK_IMAGES = 16  # images whose views pass the network together
 Embed = Callable[[Tensor], Tensor]
 Progress = Callable[[int, int], None]
-Place = tuple[Path, int]  # a shard, and a row in it
-MARK = 16  # bytes of a fingerprint, as the key of a Philox generator needs them
-IMAGES = 16  # whose views pass the network together
 
 
 def cache_root() -> Path:
     """Return the folder of all caches: the one named by SEMIGPC_CACHE, or ``~/.cache/semigpc``."""
-    return Path(os.environ.get(VARIABLE) or Path.home() / ".cache" / "semigpc").expanduser()
+    return Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "semigpc").expanduser()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,27 +57,15 @@ class CacheKey:
     width: int
     pixels: str = "JPEG by draft, resized by torch"
 
-    def plain(self) -> dict[str, Any]:
+    def plain(self) -> Key:
         """Return the key as plain values for JSON."""
-        plain: dict[str, Any] = json.loads(json.dumps(asdict(self)))
-        return plain
+        return plain(asdict(self))
 
     @property
     def folder_name(self) -> str:
         """The folder of the cache."""
-        digest = hashlib.sha256(json.dumps(self.plain(), sort_keys=True).encode()).hexdigest()
-        return f"{self.network.replace('/', '_')}-{self.augment.image_size}px-{digest[:12]}"
-
-
-def weights_hash(weights: Mapping[str, Tensor]) -> str:
-    """sha256 over names, shapes and values of a state dict."""
-    digest = hashlib.sha256()
-    for name, value in weights.items():
-        digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
-        digest.update(
-            value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
-        )
-    return digest.hexdigest()
+        name = self.network.replace("/", "_")
+        return f"{name}-{self.augment.image_size}px-{key_digest(self.plain())[:12]}"
 
 
 @dataclass
@@ -118,7 +97,7 @@ class CachedFeatures:
         strong: Tensor,
         plain: Tensor,
         sets: Sequence[tuple[ImageSet, Integers]],
-        origin: Mapping[str, Any] | None = None,
+        origin: Key | None = None,
     ) -> None:
         self._weak, self._strong, self._plain, self._sets = weak, strong, plain, sets
         self.origin = dict(origin or {})
@@ -225,7 +204,7 @@ class _ViewChunks(Dataset[dict[str, Tensor]]):
 
 
 class FeatureCache:
-    """The shards of one key.
+    """The features of one key, in a folder of its own.
 
     Args:
         key: what the features depend on.
@@ -238,21 +217,23 @@ class FeatureCache:
     def __init__(self, key: CacheKey, root: Path) -> None:
         self.key = key
         self.path = root / key.folder_name
-        self._verified: set[Path] = set()
-        file = self.path / "key.json"
-        if not file.exists() and not any(self.path.glob("*.safetensors")):
-            return  # nothing was ever finished there
-        remedy = f"Delete the folder {self.path}; it will be made again."
-        try:
-            stored = read_json(file, dict[str, Any], error=DataError, remedy=remedy)
-        except FileNotFoundError as error:
-            raise DataError(f"{file} cannot be read: it is gone. {remedy}") from error
-        for name, wanted in key.plain().items():
-            if stored.get(name) != wanted:
-                raise DataError(
-                    f"{file} says that these features were made otherwise: {name} is {stored.get(name)!r:.80} there and "
-                    f"{wanted!r} here. They are not used; delete the folder, or set {VARIABLE} to another one."
-                )
+        views = (key.views, key.width)
+        self._parts = RowParts(
+            Folder(self.path),
+            key.plain(),
+            shapes={
+                "views": {"weak": views, "strong": views, "plain": (key.width,)},
+                "plain": {"plain": (key.width,)},
+            },
+            dtype=torch.float16,
+            remedy=f"Delete that file, or the folder {self.path}; it will be made again.",
+        )
+        difference = self._parts.difference()
+        if difference is not None:
+            raise DataError(
+                f"The features in {self.path} were made differently: {difference}. "
+                f"Delete the folder, or set {CACHE_VARIABLE} to another one."
+            )
 
     def features(
         self,
@@ -277,162 +258,87 @@ class FeatureCache:
             workers: processes that cut views while the network works.
             progress: called with (images done, images to do) after each chunk.
         """
-        parts = []  # the training ones first
+        sets = []  # the training ones first
         for name, image_set in splits.parts():
             views = self.key.views if name in ("labeled", "unlabeled") else 0
-            parts.append(_Chunk(image_set, range(len(image_set)), fingerprints(image_set), views))
-        if any(self._missing(parts)):
+            sets.append(_Chunk(image_set, range(len(image_set)), fingerprints(image_set), views))
+        if any(self._missing(sets)):
             try:
                 with locked(self.path, waiting=warnings.warn):  # then most of it is there
-                    remove_drafts(self.path)
-                    remove_unfinished_tensors(self.path)
-                    chunks = list(self._missing(parts))
+                    self._parts.begin()
+                    chunks = list(self._missing(sets))
                     if prepare is not None:
                         prepare(sum(len(chunk.indices) * (1 + 2 * chunk.views) for chunk in chunks))
                     self._compute(chunks, embed, workers, progress)
             except WriteError as error:
-                raise DataError(
-                    f"Features cannot be written: {error} Or set {VARIABLE}."
-                ) from error
-        return self._gather(parts)
+                message = f"Features cannot be written: {error} Or set {CACHE_VARIABLE}."
+                raise DataError(message) from error
+        return self._gather(sets)
+
+    def _missing(self, sets: Sequence[_Chunk]) -> Iterable[_Chunk]:
+        """Cut what is missing into chunks; what sets have in common is computed once."""
+        with_views = set(self._parts.index("views"))
+        plain = set(self._parts.index("plain"))
+        for image_set, indices, marks, views in sets:
+            known = with_views if views else with_views | plain
+            missing = [i for i in indices if marks[i] not in known]
+            (with_views if views else plain).update(marks[i] for i in missing)
+            for first in range(0, len(missing), CHUNK_IMAGES):
+                chosen = missing[first : first + CHUNK_IMAGES]
+                yield _Chunk(image_set, chosen, [marks[i] for i in chosen], views)
 
     def _compute(
         self, chunks: Sequence[_Chunk], embed: Embed, workers: int, progress: Progress | None
     ) -> None:
-        """Add what is missing, shard by shard."""
-        total, done = sum(len(chunk.indices) for chunk in chunks), 0
+        """Add what is missing, part by part."""
+        total = sum(len(chunk.indices) for chunk in chunks)
         augment = Augment(self.key.augment)
-        stream = _ViewChunks(chunks, augment)
-        waiting: list[tuple[_Chunk, dict[str, Tensor]]] = []
-        for chunk, views in zip(
-            chunks,
-            InOrder(stream, range(len(chunks)), workers if total > FEW else 0, 2),
-            strict=True,
-        ):
-            if waiting and (
-                waiting[0][0].views != chunk.views
-                or sum(len(earlier.indices) for earlier, _ in waiting) >= SHARD
-            ):
-                self._write(waiting)
-                waiting = []
-            waiting.append((chunk, self._embedded(views, augment, embed)))
+        processes = workers if total > WORKER_IMAGES else 0
+        stream = InOrder(_ViewChunks(chunks, augment), range(len(chunks)), processes, 2)
+        done = 0
+        for chunk, views in zip(chunks, stream, strict=True):
+            kind = "views" if chunk.views else "plain"
+            self._parts.add(kind, chunk.marks, self._embedded(views, augment, embed))
             done += len(chunk.indices)
             if progress is not None:
                 progress(done, total)
-        if waiting:
-            self._write(waiting)
-
-    def _missing(self, parts: Sequence[_Chunk]) -> Iterable[_Chunk]:
-        """Cut what is missing into chunks; what parts have in common is computed once."""
-        with_views, plain = set(self._index("views")), set(self._index("plain"))
-        for image_set, indices, marks, views in parts:
-            known = with_views if views else with_views | plain
-            missing = [i for i in indices if marks[i] not in known]
-            (with_views if views else plain).update(marks[i] for i in missing)
-            for first in range(0, len(missing), IMAGES):
-                chosen = missing[first : first + IMAGES]
-                yield _Chunk(image_set, chosen, [marks[i] for i in chosen], views)
+        self._parts.flush()
 
     def _embedded(
         self, views: Mapping[str, Tensor], augment: Augment, embed: Embed
     ) -> dict[str, Tensor]:
-        """Views (n, s, s, 3) and (n, V, s, s, 3) to features (n, D) and (n, V, D), in one pass of
-        the network.
+        """Return features (n, D) and (n, V, D) of views (n, s, s, 3) and (n, V, s, s, 3).
+
+        All views pass the network together.
         """
         flat = [images.flatten(0, -4) for images in views.values()]
-        features = (
-            embed(augment.normalise(torch.cat(flat))).half().split([len(images) for images in flat])
-        )
+        features = embed(augment.normalise(torch.cat(flat))).half()
+        if not features.isfinite().all():
+            raise DataError(
+                f"{self.key.network} returns features that are NaN or infinite in 16 bits. "
+                "Check its weights."
+            )
+        by_view = features.split([len(images) for images in flat])
         return {
             name: rows.reshape(*views[name].shape[:-3], self.key.width)
-            for name, rows in zip(views, features, strict=True)
+            for name, rows in zip(views, by_view, strict=True)
         }
 
-    def _write(self, computed: Sequence[tuple[_Chunk, dict[str, Tensor]]]) -> None:
-        """Write one shard, which appears under its name when it is complete."""
-        tensors = {
-            name: torch.cat([features[name] for _, features in computed]) for name in computed[0][1]
-        }
-        if not all(bool(values.isfinite().all()) for values in tensors.values()):
-            raise DataError(
-                f"{self.key.network} returns features that are NaN or infinite in 16 bits. Check its weights."
-            )
-        marks = b"".join(mark for chunk, _ in computed for mark in chunk.marks)
-        tensors["marks"] = torch.from_numpy(np.frombuffer(marks, np.uint8).reshape(-1, MARK).copy())
-        kind, number = "views" if computed[0][0].views else "plain", uuid.uuid4().hex[:12]
-        if not (self.path / "key.json").exists():
-            write_json(self.path / "key.json", self.key.plain())
-        with replacing(self.path / f"{kind}-{number}.safetensors") as draft:
-            save_tensors(draft, tensors)
-
-    # Reading --------------------------------------------------------------------------------------
-
-    def _index(self, kind: str) -> dict[bytes, Place]:
-        """Return where the row of each image is."""
-        places: dict[bytes, Place] = {}
-        for path in sorted(self.path.glob(f"{kind}-*.safetensors")):
-            places |= {
-                row.tobytes(): (path, number)
-                for number, row in enumerate(self._read(path, "marks").numpy())
-            }
-        return places
-
-    def _read(self, path: Path, name: str) -> Tensor:
-        """Read a tensor of a shard; every byte of the shard is verified the first time."""
-        try:
-            with open_tensors(path, verify=path not in self._verified) as (file, _):
-                self._verified.add(path)
-                tensor: Tensor = file.get_tensor(name)
-        except (FileError, OSError) as error:
-            problem = (
-                error
-                if isinstance(error, FileError)
-                else f"{path} cannot be read: {error.strerror or error}"
-            )
-            raise DataError(f"{problem}. {DELETE}") from error
-        rows = {"marks": (MARK,), "plain": (self.key.width,)}.get(
-            name, (self.key.views, self.key.width)
-        )
-        if tensor.shape[1:] != rows:
-            raise DataError(
-                f"{path} has {name} of the shape {tuple(tensor.shape)}, and not (n, {', '.join(map(str, rows))}). {DELETE}"
-            )
-        return tensor
-
-    def _gather(self, parts: Sequence[_Chunk]) -> CachedFeatures:
-        """Read the rows of these parts into memory: those of training images first, each image
-        once.
-        """
-        trained = dict.fromkeys(mark for part in parts if part.views for mark in part.marks)
-        row = {
-            mark: number
-            for number, mark in enumerate(
-                trained | dict.fromkeys(m for part in parts for m in part.marks)
-            )
-        }
-        views = self._index("views")
+    def _gather(self, sets: Sequence[_Chunk]) -> CachedFeatures:
+        """Read the rows of these sets: those of training images first, each image once."""
+        trained = dict.fromkeys(mark for part in sets if part.views for mark in part.marks)
+        known = trained | dict.fromkeys(mark for part in sets for mark in part.marks)
+        row = {mark: number for number, mark in enumerate(known)}
         return CachedFeatures(
-            weak=self._rows("weak", list(trained), views),
-            strong=self._rows("strong", list(trained), views),
-            plain=self._rows("plain", list(row), self._index("plain") | views),
+            weak=self._parts.rows("weak", list(trained)),
+            strong=self._parts.rows("strong", list(trained)),
+            plain=self._parts.rows("plain", list(row)),
             sets=[
                 (part.image_set, np.array([row[mark] for mark in part.marks], np.int64))
-                for part in parts
+                for part in sets
             ],
             origin=self.key.plain(),
         )
-
-    def _rows(self, name: str, marks: Sequence[bytes], index: Mapping[bytes, Place]) -> Tensor:
-        shape = (self.key.width,) if name == "plain" else (self.key.views, self.key.width)
-        gathered = torch.empty((len(marks), *shape), dtype=torch.float16)
-        wanted: dict[Path, list[tuple[int, int]]] = {}
-        for number, mark in enumerate(marks):
-            path, there = index[mark]
-            wanted.setdefault(path, []).append((number, there))
-        for path, pairs in wanted.items():
-            here, there_rows = torch.tensor(pairs).unbind(1)
-            gathered[here] = self._read(path, name)[there_rows]
-        return gathered
 
 
 def fingerprints(image_set: ImageSet) -> list[bytes]:
@@ -448,7 +354,7 @@ def fingerprints(image_set: ImageSet) -> list[bytes]:
 
     content: Callable[[int], bytes] = getattr(image_set.images, "fingerprint", of_pixels)
     return [
-        hashlib.blake2b(content(position), digest_size=MARK).digest()
+        hashlib.blake2b(content(position), digest_size=MARK_BYTES).digest()
         for position in image_set.positions.tolist()
     ]
 

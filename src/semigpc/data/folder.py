@@ -23,8 +23,8 @@ from semigpc.io.paths import (
     sorted_images,
     unusable,
 )
-from semigpc.io.tables import is_table, read_labels
-from semigpc.io.text import label_text, listed, printable
+from semigpc.io.tables import is_table, label_text, read_labels
+from semigpc.io.text import listed, printable
 
 
 @dataclass(frozen=True, kw_only=True)

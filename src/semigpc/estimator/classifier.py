@@ -29,7 +29,7 @@ from semigpc.estimator.confidence import (
 from semigpc.estimator.fitting import FitOptions, fit_memory
 from semigpc.estimator.memory import Memory, row_numbers
 from semigpc.estimator.posterior import Scored
-from semigpc.io.text import label_text
+from semigpc.io.tables import label_text
 from semigpc.io.threads import suited_to
 
 CHUNK = 16_384  # rows scored at a time
@@ -531,7 +531,7 @@ def read_targets(y: Any, classes: NDArray[Any] | None = None) -> tuple[Integers,
     """Return codes (n,), -1 where there is no label, and classes (C,), of labels in any form that
     scikit-learn accepts.
 
-    Unlabelled rows are marked as in :func:`semigpc.io.text.label_text`: by -1, NaN, None or empty
+    Unlabelled rows are marked as in :func:`semigpc.io.tables.label_text`: by -1, NaN, None or empty
     text. A sparse matrix of one column is read as a vector; one of several columns is an indicator,
     whose rows without an entry are unlabelled.
 

@@ -24,11 +24,14 @@ from PIL import Image, ImageOps
 
 from semigpc.io.atomic import trouble
 from semigpc.io.errors import DataError, ImageError
-from semigpc.io.paths import checked, is_image_name
+from semigpc.io.paths import Bad, checked, is_image_name
 from semigpc.io.text import printable
 
 Pixels = NDArray[np.uint8]
 GIGABYTE = 2**30
+# A JPEG is decoded at a fraction of its size while this many pixels a side are left for each that
+# the network sees.
+DRAFT_FACTOR = 2
 MOST_PIXELS = 178_000_000  # of one image: 700 MB decoded; Pillow's own limit is a little higher
 MOST_BYTES = 8 * MOST_PIXELS  # of one image in a zip file: four channels of 16 bits, not compressed
 BROKEN = (
@@ -370,3 +373,48 @@ def zipped_images(archive: Path) -> list[str]:
             if is_image_name(name) and not name.startswith(".") and "/." not in name
         }
     )
+
+
+# Squares for a network ----------------------------------------------------------------------------
+
+
+def read_squares(
+    root: Path, names: Sequence[str], size: int
+) -> tuple[list[str], Pixels, list[Bad]]:
+    """Return the largest square in the middle of each image, resized to s x s.
+
+    Args:
+        root: a folder. names: of images below it. size: s, in pixels.
+
+    Returns:
+        The n names that could be read, their pixels (n, s, s, 3), and the other names with the
+        reasons.
+    """
+    good: list[str] = []
+    squares: list[Pixels] = []
+    bad: list[Bad] = []
+    for name in names:
+        try:
+            squares.append(_square(root / name, size))
+            good.append(name)
+        except ImageError as error:
+            bad.append((name, str(error)))
+    return good, np.array(squares, np.uint8).reshape(-1, size, size, 3), bad
+
+
+def _square(path: Path, size: int) -> Pixels:
+    try:
+        image = read_image(path, at_least=DRAFT_FACTOR * size)
+        return to_pixels(ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR))
+    except ImageError as error:
+        raise ImageError(_reason(error.__cause__ or error, path)) from error
+    except Exception as error:  # a decoder may raise any error for a damaged file
+        raise ImageError(f"{type(error).__name__}: {_reason(error, path)}") from error
+
+
+def _reason(error: BaseException, path: Path) -> str:
+    """Return the reason on one line, without the path."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    text = str(error).replace(f" {str(path)!r}", "").removeprefix(f"The image {printable(path)} ")
+    return " ".join(text.split())

@@ -1,21 +1,55 @@
-"""Tables of labels: CSV or Parquet files with the columns ``file_name`` and ``label``."""
+"""Tables of labels (CSV or Parquet; ``file_name`` and ``label``) and of embeddings (Parquet;
+``file_name`` and ``embedding``).
+"""
 
 import csv
-from collections.abc import Callable, Iterator, Sequence
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from semigpc.io.atomic import replacing, trouble
 from semigpc.io.errors import DataError
-from semigpc.io.paths import checked
-from semigpc.io.text import from_spreadsheet_cell, label_text, listed, printable
+from semigpc.io.paths import Bad, checked
+from semigpc.io.text import from_spreadsheet_cell, listed, printable
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 COLUMNS = ("file_name", "label")
 SUFFIXES = (".csv", ".parquet")
+METADATA = b"semigpc"  # key of our facts in the metadata of a Parquet file
+NO_LABEL = re.compile(r"-1(\.0*)?|nan|", re.IGNORECASE)  # text that counts as no label
 LONGEST_LABEL = 1000  # characters; a longer text is not a name but another column
 
 Choose = Callable[
     [Sequence[str], Path], tuple[str, str]
 ]  # selects the two columns to read, given those of a file
+
+
+def label_text(value: Any) -> str | None:
+    """Return the name of a class as text, or None for no label: one rule for tables, folders, pages
+    and Python.
+
+    None, NaN, pandas.NA, -1 as a number or as text, the text "nan" in any case, and empty text mean
+    no label. Spaces around a name are removed. A float such as 3.0 becomes "3", since columns of
+    integers with gaps are often stored as floats.
+    """
+    try:
+        if value is None or value != value:  # NaN is not equal to itself ...
+            return None
+    except TypeError:  # ... and pandas.NA has no truth value
+        return None
+    if isinstance(value, bytes):
+        value = value.decode("utf-8", "replace")
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    text = str(value).strip()
+    return None if NO_LABEL.fullmatch(text) else text
 
 
 def is_table(path: Path) -> bool:
@@ -27,7 +61,7 @@ def read_labels(path: Path) -> dict[str, str | None]:
     """Return the class of each file in a table, or None where it has no label, in the order of the
     table.
 
-    :func:`semigpc.io.text.label_text` defines what counts as no label. A row may be repeated, but
+    :func:`label_text` defines what counts as no label. A row may be repeated, but
     not with another label.
     """
     labels: dict[str, str | None] = {}
@@ -77,24 +111,30 @@ def _csv_rows(path: Path, choose: Choose) -> Iterator[tuple[Any, Any]]:
 
 
 def _parquet_rows(path: Path, choose: Choose) -> Iterator[tuple[Any, Any]]:
-    # Imported here since it takes a third of a second, and most data have no Parquet file.
-    import pyarrow
-    from pyarrow import parquet
+    from pyarrow import parquet  # takes a third of a second, and most data have no Parquet file
 
-    try:
+    with _readable(path, "Write it again, or save it as CSV."):
         columns = choose(parquet.read_schema(path).names, path)
         table = parquet.read_table(
             path, columns=list(columns), partitioning=None, page_checksum_verification=True
         )
-        table.validate(
-            full=True
-        )  # before any value is read: damaged offsets point outside of the buffers
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        reason = " ".join(str(error).split())[:300].rstrip(".")
-        raise DataError(
-            f"{path} cannot be read as Parquet: {reason}. Write it again, or save it as CSV."
-        ) from error
+        # Before any value is read: damaged offsets point outside of the buffers.
+        table.validate(full=True)
     yield from zip(*(table.column(name).to_pylist() for name in columns), strict=True)
+
+
+@contextmanager
+def _readable(path: Path, remedy: str) -> Iterator[None]:
+    """Turn an error of reading a Parquet file into a DataError that names it."""
+    import pyarrow
+
+    try:
+        yield
+    except DataError:
+        raise
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        reason = " ".join(str(error).split())[:300].rstrip(".")
+        raise DataError(f"{path} cannot be read as Parquet: {reason}. {remedy}") from error
 
 
 def _check_columns(columns: Sequence[str], path: Path) -> tuple[str, str]:
@@ -125,7 +165,7 @@ def path_below(value: Any, number: int, path: Path) -> str:
 
 
 def as_label(value: Any, where: object = "a table of labels") -> str | None:
-    """Return the class in a cell, or None; see :func:`semigpc.io.text.label_text`.
+    """Return the class in a cell, or None; see :func:`label_text`.
 
     Raises:
         DataError: the name is too long for a class.
@@ -137,3 +177,113 @@ def as_label(value: Any, where: object = "a table of labels") -> str | None:
             f"{printable(label[:40])!r}. Shorten it, or name the right column of labels."
         )
     return label
+
+
+# Embeddings ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TableKey:
+    """What embeddings depend on besides the images.
+
+    Args:
+        network: its name. weights: a hash of them.
+        image_size: pixels a side. precision: float16 or float32. width: D.
+    """
+
+    network: str
+    weights: str
+    image_size: int
+    precision: str
+    width: int
+
+    def difference(self, facts: Mapping[str, Any]) -> str | None:
+        """Return how the facts of a file differ, for a message; None if they do not."""
+        for name, value in asdict(self).items():
+            if facts.get(name) != value:
+                return f"its {name} is {facts.get(name)!r} and not {value!r}"
+        return None
+
+
+class EmbeddingTable:
+    """A table of embeddings, which has its name only when it is complete.
+
+    The metadata of the file hold the key, a hash of the images and the images that were left out.
+    """
+
+    def __init__(self, path: Path) -> None:
+        if path.suffix.lower() != ".parquet":
+            raise DataError(f"Embeddings are written to a .parquet file; got {path.name!r}.")
+        if path.is_dir():
+            raise DataError(f"{path} is a folder. Give the name of a file.")
+        if not path.parent.is_dir():
+            raise DataError(f"{path} cannot be written: {path.parent} does not exist. Create it.")
+        if (reason := trouble(path)) is not None:
+            raise DataError(f"{path} cannot be written: {reason}.")
+        self.path = path
+
+    def finished(self, key: TableKey, images: str) -> tuple[int, list[Bad]] | None:
+        """Return the number of rows and the images left out; None if there is no file.
+
+        Every checksum of the file is verified.
+
+        Raises:
+            DataError: the file was made differently, of other images or by another program.
+        """
+        from pyarrow import parquet
+
+        if not self.path.exists():
+            return None
+        remedy = "Delete that file; its embeddings will be computed again."
+        with (
+            _readable(self.path, remedy),
+            parquet.ParquetFile(self.path, page_checksum_verification=True) as file,
+        ):
+            facts = json.loads((file.schema_arrow.metadata or {}).get(METADATA, b"null"))
+            rows = file.metadata.num_rows
+            self._check(facts, key, images, rows)
+            for _ in file.iter_batches():  # reading verifies the checksums
+                pass
+        return rows, [(name, reason) for name, reason in facts["bad"]]
+
+    def _check(self, facts: Any, key: TableKey, images: str, rows: int) -> None:
+        exists = f"{self.path} exists already"
+        remedy = "Pass overwrite=True to replace it, or write to another file."
+        if not isinstance(facts, dict):
+            raise DataError(f"{exists} and was not made by semigpc embed. {remedy}")
+        if (difference := key.difference(facts)) is not None:
+            raise DataError(f"{exists} and was made differently: {difference}. {remedy}")
+        if facts.get("images") != images:
+            raise DataError(
+                f"{exists}, with {rows} rows, and was made of other images: some were added, "
+                f"removed or changed since. {remedy}"
+            )
+
+    def write(
+        self,
+        groups: Iterator[tuple[list[str], "NDArray[np.floating[Any]]"]],
+        key: TableKey,
+        *,
+        images: str,
+        bad: list[Bad],
+    ) -> None:
+        """Write names and embeddings, one row group at a time."""
+        import pyarrow
+        from pyarrow import parquet
+
+        number = pyarrow.float16() if key.precision == "float16" else pyarrow.float32()
+        fields = [("file_name", pyarrow.string()), ("embedding", pyarrow.list_(number, key.width))]
+        facts = asdict(key) | {"images": images, "bad": bad}
+        schema = pyarrow.schema(fields, metadata={METADATA: json.dumps(facts)})
+        with (
+            replacing(self.path) as draft,
+            # Embeddings look like noise to a compressor; checksums make damage known.
+            parquet.ParquetWriter(
+                draft, schema, compression="none", use_dictionary=False, write_page_checksum=True
+            ) as writer,
+        ):
+            for names, rows in groups:
+                values = pyarrow.array(rows.ravel())
+                column = pyarrow.FixedSizeListArray.from_arrays(values, key.width)
+                columns = [pyarrow.array(names, pyarrow.string()), column]
+                writer.write_table(pyarrow.Table.from_arrays(columns, schema=schema))

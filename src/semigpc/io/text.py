@@ -9,7 +9,6 @@ import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # how formulas begin in a spreadsheet
 NUMBER = re.compile(r"[+-]?[0-9.]+(e[+-]?[0-9]+)?", re.IGNORECASE)  # not a formula
@@ -38,28 +37,6 @@ MISSING = "not installed"  # in place of a version
 CLASS_GROUPS = ("many", "medium", "few")  # thirds of the classes, by their number of labels
 ABSENT = "\N{EN DASH}"
 MINUS, PLUS_MINUS = "\N{MINUS SIGN}", "\N{PLUS-MINUS SIGN}"
-NO_LABEL = re.compile(r"-1(\.0*)?|nan|", re.IGNORECASE)  # text that counts as no label
-
-
-def label_text(value: Any) -> str | None:
-    """Return the name of a class as text, or None for no label: one rule for tables, folders, pages
-    and Python.
-
-    None, NaN, pandas.NA, -1 as a number or as text, the text "nan" in any case, and empty text mean
-    no label. Spaces around a name are removed. A float such as 3.0 becomes "3", since columns of
-    integers with gaps are often stored as floats.
-    """
-    try:
-        if value is None or value != value:  # NaN is not equal to itself ...
-            return None
-    except TypeError:  # ... and pandas.NA has no truth value
-        return None
-    if isinstance(value, bytes):
-        value = value.decode("utf-8", "replace")
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    text = str(value).strip()
-    return None if NO_LABEL.fullmatch(text) else text
 
 
 def printable(text: object) -> str:

@@ -13,10 +13,10 @@ from semigpc.io.paths import checked, is_image_name, unusable, walk
 from semigpc.io.tables import SUFFIXES, as_label, is_table, path_below, read_pairs
 from semigpc.io.text import listed
 from semigpc.labeling.columns import ColumnOptions, unknown_column
-from semigpc.labeling.embed import EmbedConfig, embed_folder
 from semigpc.labeling.outputs import COLUMNS
 from semigpc.labeling.scan import Progress, silent
 from semigpc.labeling.source import TableSource, open_source
+from semigpc.models.encoder import EmbedConfig, embed_folder
 
 EMBEDDINGS = "embeddings.parquet"  # of images, inside the folder of the labels
 FILE_NAME, LABEL = "file_name", "label"  # names of the ids of images, and of the column of labels
@@ -187,7 +187,7 @@ def _read_all_labels(
 def read_label_table(
     path: Path, id_name: str, *, label_column: str | None = None, images: bool = False
 ) -> dict[str, str]:
-    """Return the label of each id that has one (``semigpc.io.text.label_text`` defines what is
+    """Return the label of each id that has one (``semigpc.io.tables.label_text`` defines what is
     none). Other columns are ignored.
 
     Args:

@@ -26,6 +26,7 @@ from semigpc.estimator import STATUSES, SemiGPClassifier
 from semigpc.estimator.promise import PROBABILITY
 from semigpc.io.atomic import facts_of, locked, read_json, write_json, write_text
 from semigpc.io.errors import DataError
+from semigpc.io.parts import Key
 from semigpc.io.text import listed
 from semigpc.labeling import outputs
 from semigpc.labeling.evidence import gather_evidence, too_few
@@ -237,17 +238,17 @@ def _label_parts(
 ) -> int:
     """Label the shards that do not exist yet; return how many there are in all."""
     total = -(-gathered.rows // size)
-    if all(out.part(number).exists() for number in range(total)):
+    if all(out.has_part(number) for number in range(total)):
         return total
     labeller = outputs.Labeller(model, gathered, inputs.source.id_name)
     for number, batch in enumerate(inputs.source.batches(size)):
-        if not out.part(number).exists():
+        if not out.has_part(number):
             out.write_part(number, labeller.table(batch))
         progress("labelling", batch.first + len(batch.ids), gathered.rows)
     return total
 
 
-def labels_key(settings: LabelSettings, content: str = "") -> outputs.Key:
+def labels_key(settings: LabelSettings, content: str = "") -> Key:
     """Return what the labels depend on besides the code; ``content`` is a hash of the data."""
     return {
         "data": str(settings.data.resolve()),

@@ -18,12 +18,12 @@ import hashlib
 import json
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import quote
 from xml.sax.saxutils import quoteattr
 
@@ -41,12 +41,11 @@ from semigpc.io.atomic import (
     altered,
     push,
     read_json,
-    remove_drafts,
     replacing,
-    write_json,
     writing,
 )
 from semigpc.io.errors import DataError
+from semigpc.io.parts import Folder, Key, Parts, key_difference
 from semigpc.io.text import spreadsheet_cell
 from semigpc.labeling.scan import Scan
 from semigpc.labeling.source import RowBatch, readable
@@ -84,10 +83,7 @@ PARTIAL, COMPLETE, BULK_LABELS = (
 CHANGED = (
     ".changed"  # appended to the name of an output that somebody changed, when it is made again
 )
-ADVICE = "Give another --out, or --overwrite to make them again."
-
-Key = dict[str, Any]
-T = TypeVar("T")
+ADVICE = "Choose another folder with out=..., or pass overwrite=True to make them again."
 
 
 # Rows to a table of labels ------------------------------------------------------------------------
@@ -372,23 +368,9 @@ def files_hash(files: Sequence[Path]) -> str:
 
 def content_hash(path: Path | None) -> str | None:
     """Return a hash of the content of a file; None if there is none."""
-    return (
-        None
-        if path is None or not path.is_file()
-        else hashlib.sha256(path.read_bytes()).hexdigest()[:16]
-    )
-
-
-def key_difference(earlier: Key, current: Key, ignoring: str = "") -> str | None:
-    """Return the first difference between two keys, as a clause; None if they are equal but for the
-    entry ``ignoring``.
-    """
-    for name in sorted({*earlier, *current} - {ignoring}):
-        if earlier.get(name) != current.get(name):
-            if name.endswith("content"):
-                return f"the {name} has changed since"
-            return f"{name} is {earlier.get(name)!r:.80} there and {current.get(name)!r} here"
-    return None
+    if path is None or not path.is_file():
+        return None
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 
 class OutFolder:
@@ -401,8 +383,9 @@ class OutFolder:
 
     def __init__(self, path: Path, key: Key) -> None:
         self.path = path
-        self.key: Key = json.loads(json.dumps(key))
         self.parts = path / "parts"
+        self._shards = Parts(Folder(self.parts), key, remedy=ADVICE)
+        self.key = self._shards.key
 
     def check(self, *, ignoring: str = "") -> bool:
         """Return whether an identical run has finished; ``ignoring`` leaves out an entry of the key
@@ -413,26 +396,23 @@ class OutFolder:
                 write.
         """
         if any((self.path / name).exists() for name in (PARTIAL, COMPLETE)):
-            raise DataError(f"{self.path} holds labels that were made by --engine ray. {ADVICE}")
+            raise DataError(f"{self.path} holds labels that were made with engine=ray. {ADVICE}")
         finished = self._finished()
-        begun = (
-            _read(self.parts / "key.json", dict[str, Any])
-            if any(self.parts.glob("*.parquet"))
-            else None
-        )
-        key = begun if finished is None else finished["key"]
+        key = self._shards.stored_key() if finished is None else finished["key"]
         if key is None:
             foreign = [name for name in WRITTEN if (self.path / name).exists()]
             if foreign:
                 raise DataError(
-                    f"{self.path} holds {foreign[0]}, which no finished labelling says to have written. {ADVICE}"
+                    f"{self.path} holds {foreign[0]}, which is not listed in the project.json of a "
+                    f"finished labelling. {ADVICE}"
                 )
             return False
         difference = key_difference(key, self.key, ignoring)
         if difference is not None:
             file = "parts/key.json" if finished is None else "project.json"
             raise DataError(
-                f"{self.path} holds labels that were made otherwise: by {file}, {difference}. {ADVICE}"
+                f"{self.path} holds labels that were made differently: by {file}, {difference}. "
+                f"{ADVICE}"
             )
         return finished is not None
 
@@ -440,8 +420,7 @@ class OutFolder:
         """Prepare for parts; existing ones stay, unless all are to be made ``afresh``."""
         if afresh:
             self.remove_parts()
-        remove_drafts(self.parts)
-        write_json(self.parts / "key.json", self.key)
+        self._shards.begin()
 
     def altered(self) -> list[str]:
         """Return the files of a finished folder that are missing or changed, by the sizes and
@@ -451,7 +430,11 @@ class OutFolder:
         return altered(self.path, finished["files"]) if finished else []
 
     def _finished(self) -> Finished | None:
-        return _read(self.path / "project.json", Finished, _check_files)
+        path = self.path / "project.json"
+        try:
+            return read_json(path, Finished, error=DataError, remedy=ADVICE, check=_check_files)
+        except FileNotFoundError:
+            return None
 
     def publish(self, kept: Sequence[str] = ()) -> None:
         """Replace earlier outputs by those in ``parts``; the earlier ones in ``kept`` are renamed.
@@ -462,9 +445,7 @@ class OutFolder:
                 path.replace(path.with_name(path.name + CHANGED))
             for name in WRITTEN:
                 (self.path / name).unlink(missing_ok=True)
-            if any(
-                (self.path / name).exists() for name in (PARTIAL, COMPLETE)
-            ):  # of labelling on Ray
+            if any((self.path / name).exists() for name in (PARTIAL, COMPLETE)):  # made on Ray
                 shutil.rmtree(self.path / BULK_LABELS, ignore_errors=True)
                 for name in (COMPLETE, PARTIAL):
                     (self.path / name).unlink(missing_ok=True)
@@ -474,31 +455,25 @@ class OutFolder:
             push(self.path)
         self.remove_parts()
 
-    def part(self, number: int) -> Path:
-        """Return the path of a shard."""
-        return self.parts / f"{number:05d}.parquet"
+    def has_part(self, number: int) -> bool:
+        """Return whether a shard is finished."""
+        return _shard(number) in self._shards
 
     def write_part(self, number: int, table: pyarrow.Table) -> None:
         """Write a shard, which has its name only when it is complete."""
-        with replacing(self.part(number)) as draft:
+        with self._shards.draft(_shard(number)) as draft:
             parquet.write_table(table, draft, write_page_checksum=True)
 
     def read_part(self, number: int) -> pyarrow.Table:
         """Return a finished shard; raise a DataError if it was damaged since."""
-        with readable(
-            self.part(number), "Parquet", "Delete that file; the same command makes it again."
-        ):
-            return parquet.read_table(
-                self.part(number), partitioning=None, page_checksum_verification=True
-            )
+        path = self._shards.path(_shard(number))
+        with readable(path, "Parquet", "Delete that file; the same command makes it again."):
+            return parquet.read_table(path, partitioning=None, page_checksum_verification=True)
 
     def remove_parts(self) -> None:
         """Delete all shards."""
-        shutil.rmtree(self.parts, ignore_errors=True)
+        self._shards.remove_all()
 
 
-def _read(path: Path, schema: type[T], check: Callable[[T], None] | None = None) -> T | None:
-    try:
-        return read_json(path, schema, error=DataError, remedy=ADVICE, check=check)
-    except FileNotFoundError:
-        return None
+def _shard(number: int) -> str:
+    return f"{number:05d}.parquet"

@@ -1,9 +1,17 @@
 """Bulk labelling on Ray: one output partition for each input partition, on one machine or on many.
 
     footers   open every partition, and compare schemas, before anything is started
-    pass 1    one task per partition: labelled rows, its share of the sample, bad rows; the driver merges them in order
-    fit       once, on the driver, on the same rows as the local engine; the model goes to the object store once
-    pass 2    one task per partition: read it, label it and write it under the same name; nothing is shuffled
+    pass 1    one task per partition: labelled rows, its share of the sample, bad rows;
+              the driver merges them in order
+    fit       once, on the driver, on the same rows as the local engine; the model goes to the
+              object store once
+    pass 2    one task per partition: read it, label it and write it under the same name;
+              nothing is shuffled
+
+Partitions are Parquet files below a folder or an address of an object store, in the order of their
+names; rows are numbered from 0 over all of them, as in a folder of shards. The work on a partition
+depends on others only by the number of its first row, so any number of workers may do it in any
+order, and again if one of them dies.
 
 Ray Data maps over the *names* of partitions and not over their rows, since its own readers and
 writers cannot resume like this: they cut files into blocks, write one file per block, and know what
@@ -12,15 +20,18 @@ stopped run continue and a killed worker cost one partition; and embeddings neve
 object store. Tasks and not actors, so that a cluster may grow and shrink; a worker keeps the model
 between them.
 
-    labels/          one Parquet file for each partition of the data, under its name; its footer holds the digest of the key
+    labels/          one Parquet file for each partition of the data, under its name;
+                     its footer holds the digest of the key
     _partial.json    while some are missing: the key, and how many are done
-    _gathered.npz    while some are missing: the result of pass 1, so that it is not made again
+    _gathered.npz    while some are missing: the result of pass 1, which is then not repeated
     summary.json, report.html
     _complete.json   written last: a folder without it is not complete
 
-The key is all that labels depend on, by value or by a hash.
+The key is everything that labels depend on, by value or by a hash. Partitions are parts in the
+sense of :mod:`semigpc.io.parts`.
 """
 
+import copy
 import hashlib
 import io
 import json
@@ -31,20 +42,36 @@ import tempfile
 import time
 import warnings
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
-from pathlib import Path
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
+import pyarrow
+from pyarrow import parquet
 
-from semigpc.io.atomic import facts_of, locked
+from semigpc.io.atomic import Facts, facts_of, locked
 from semigpc.io.errors import DataError
-from semigpc.io.text import listed
-from semigpc.labeling import bulk
-from semigpc.labeling.bulk import Address, Partitions, Store
+from semigpc.io.parts import (
+    Address,
+    FileInfo,
+    Folder,
+    Key,
+    ObjectStore,
+    Parts,
+    key_difference,
+    key_digest,
+    open_folder,
+)
+from semigpc.io.paths import reject_bad, unusable
+from semigpc.io.text import listed, printable
+from semigpc.io.threads import hold
+from semigpc.labeling.columns import ColumnOptions
 from semigpc.labeling.inputs import Inputs, LabelSettings, check_classes, table_inputs
 from semigpc.labeling.label import fit, labels_key, shard_rows, summarise
 from semigpc.labeling.outputs import (
@@ -53,27 +80,37 @@ from semigpc.labeling.outputs import (
     COMPLETE,
     PARTIAL,
     WRITTEN,
-    Key,
     Labeller,
     Tally,
-    key_difference,
 )
-from semigpc.labeling.scan import SAMPLE, Gathered, LabelLookup, Progress, Scan, silent
+from semigpc.labeling.scan import (
+    SAMPLE,
+    Gathered,
+    LabelLookup,
+    Progress,
+    Scan,
+    check_unique_ids,
+    silent,
+)
+from semigpc.labeling.source import CHUNK, ParquetTable, RowBatch, TableSource
 from semigpc.report.labeling_page import write_labeling_report
 
-OBJECT_STORE = (
-    2**29
-)  # bytes of shared memory for a Ray that this process starts: it holds the model and little else
+# Up to so many rows ids are compared over all partitions: 8 bytes each on the driver.
+COMPARED_ROWS = 50_000_000
+SPARE = 2.0  # times the rows of the sample whose keys are expected below the bound
+FOOTER_THREADS = 32  # Parquet footers read at a time
+SUFFIX = ".parquet"
+# Bytes of shared memory for a Ray that this process starts; it holds the model and little else.
+OBJECT_STORE_BYTES = 2**29
 RETRIES = 5  # of a task whose worker died
 NOTE_SECONDS = 10.0  # between updates of _partial.json
-GATHERED, SUMMARY, REPORT = "_gathered.npz", "summary.json", "report.html"
-ARRAYS = (
-    "labelled",
-    "x",
-    "sample",
-    "sample_x",
-    "bad",
-)  # fields of a Scan that are arrays; the others go into JSON
+GATHERED = "_gathered.npz"
+SUMMARY = "summary.json"
+REPORT = "report.html"
+# The fields of a Scan that are arrays; the others go into JSON.
+ARRAYS = ("labelled", "x", "sample", "sample_x", "bad")
+
+Task = Callable[[int], Any]  # from the number of a partition to a result
 
 
 def label_on_ray(
@@ -85,10 +122,10 @@ def label_on_ray(
     that has finished, the summary is read from the folder.
 
     Args:
-        settings: ``data`` and ``out`` are folders or addresses (``bulk.place_of``); options about
-            images are not used.
-        overwrite: replace labels that were made otherwise. progress: called with (stage, partitions
-            done, of how many).
+        settings: ``data`` and ``out`` are folders or addresses (:func:`semigpc.io.parts.place_of`);
+            options about images are not used.
+        overwrite: replace labels that were made differently. progress: called with (stage,
+            partitions done, of how many).
 
     Raises:
         DataError: an input is missing or cannot be used, or other labels would be replaced.
@@ -96,29 +133,21 @@ def label_on_ray(
             died again and again.
     """
     _check_apart(settings)
-    with (
-        nullcontext() if isinstance(settings.out, Address) else locked(settings.out)
-    ):  # object stores have no locks
+    is_remote = isinstance(settings.out, Address)
+    with nullcontext() if is_remote else locked(settings.out):  # object stores have no locks
         return _label_on_ray(settings, overwrite, progress or silent)
 
 
 def _label_on_ray(settings: LabelSettings, overwrite: bool, progress: Progress) -> dict[str, Any]:
     began = time.monotonic()
     partitions = Partitions(
-        Store(settings.data), settings.data_columns, follow_links=settings.follow_links
+        open_folder(settings.data), settings.data_columns, follow_links=settings.follow_links
     )
     inputs = table_inputs(settings, partitions.source, settings.data)
-    if partitions.ignored:
-        inputs.notes.append(
-            f"Files of the folder that do not end in {bulk.SUFFIX} were ignored: {listed(partitions.ignored, 3)}."
-        )
-    if partitions.source.has_ids and partitions.rows > bulk.COMPARED_ROWS:
-        inputs.notes.append(
-            f"Only ids of one partition were compared, and those with a label: there are more than {bulk.COMPARED_ROWS:,} rows."
-        )
-    data = str(settings.data if bulk.SCHEME in str(settings.data) else settings.data.resolve())
-    key = labels_key(settings, partitions.content) | {"engine": "ray", "data": data}
-    out = BulkFolder(Store(settings.out), key)
+    inputs.notes.extend(partitions.notes())
+    data = settings.data if isinstance(settings.data, Address) else settings.data.resolve()
+    key = labels_key(settings, partitions.content) | {"engine": "ray", "data": str(data)}
+    out = BulkFolder(open_folder(settings.out), key)
     if overwrite:
         out.check_ours()
     finished = not overwrite and out.check()
@@ -135,40 +164,67 @@ def _label_on_ray(settings: LabelSettings, overwrite: bool, progress: Progress) 
         model, notes = fit(gathered, settings)
         inputs.notes.extend(notes)
         out.begin(len(partitions), afresh=overwrite)
-        out.store.remove(*altered)  # they are made again
+        out.folder.remove(*altered)  # they are made again
         if kept is None:
             out.save_scan(gathered)
         labeller = Labeller(model, gathered, inputs.source.id_name)
         model.answer(gathered.x[:1])  # computes what scoring needs once, and not in each worker
         nothing = np.empty((0, gathered.x.shape[1]), dtype=np.float32)
         labeller.scan = replace(gathered, x=nothing, sample_x=nothing)  # workers need no sample
-        facts = engine.label(
-            partitions, out, labeller, shard_rows(partitions.source, settings.shard)
-        )
+        size = shard_rows(partitions.source, settings.shard)
+        facts = engine.label(partitions, out, labeller, size)
     summary = summarise(settings, inputs, gathered, model, Tally.joined(facts), progress)
-    summary |= {
-        "engine": "ray",
-        "partitions": len(partitions),
-        "seconds": round(time.monotonic() - began, 3),
-    }
+    seconds = round(time.monotonic() - began, 3)
+    summary |= {"engine": "ray", "partitions": len(partitions), "seconds": seconds}
     out.complete(summary, _page(summary) if settings.report else None)
     return summary
+
+
+def _check_apart(settings: LabelSettings) -> None:
+    """Raise an error if labels would be written among the data, where the next run would read them
+    as data.
+    """
+    data, out = (
+        place if isinstance(place, Address) else place.resolve()
+        for place in (settings.data, settings.out)
+    )
+    if out.is_relative_to(data):
+        raise DataError(
+            "The parameter out must not be inside of the data, whose .parquet files are all read; "
+            f"{out} is in {data}."
+        )
+    if data.is_relative_to(out):
+        raise DataError(
+            "The parameter out must not contain the data, since it is cleared to make labels "
+            f"again; {data} is in {out}."
+        )
+    if not isinstance(out, Address) and out.exists() and not out.is_dir():
+        raise DataError(f"The parameter out must be a folder; {out} is a file.")
+
+
+def _page(summary: dict[str, Any]) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        write_labeling_report(Path(folder) / REPORT, summary)
+        return (Path(folder) / REPORT).read_bytes()
+
+
+# Ray ----------------------------------------------------------------------------------------------
 
 
 class _Engine:
     """Runs a task for each of many partitions and reports progress."""
 
     def __init__(self, ray: Any, progress: Progress) -> None:
-        self.ray, self.progress = ray, progress
+        self.ray = ray
+        self.progress = progress
 
-    def gather(self, partitions: Partitions, inputs: Inputs, settings: LabelSettings) -> Scan:
+    def gather(self, partitions: "Partitions", inputs: Inputs, settings: LabelSettings) -> Scan:
         """Run the first pass."""
-        below = bulk.sample_bound(partitions.rows, len(inputs.labels or ()))
-        gathering = bulk.Gathering(partitions, inputs.labels, settings.seed, below)
+        below = sample_bound(partitions.rows, len(inputs.labels or ()))
+        gathering = Gathering(partitions, inputs.labels, settings.seed, below)
         gathered = self._gather(gathering)
-        if (
-            len(gathered.sample) < SAMPLE and below < 1
-        ):  # most rows have a label, or are bad: use no bound then
+        if len(gathered.sample) < SAMPLE and below < 1:
+            # Most rows have a label, or are bad: draw without a bound.
             gathered = self._gather(replace(gathering, below=1.0))
         gathering.check(gathered)
         lookup = LabelLookup(inputs.labels, settings.labels)
@@ -178,13 +234,14 @@ class _Engine:
             gathered.check_finite(partitions.source)
         return gathered.result()
 
-    def _gather(self, gathering: bulk.Gathering) -> Gathered:
+    def _gather(self, gathering: "Gathering") -> Gathered:
         """Return what was gathered from all partitions, merged in their order, in which they need
         not arrive.
         """
         merged = Gathered(gathering.partitions.source.width, gathering.seed, below=gathering.below)
         waiting: dict[int, Gathered] = {}
-        following, total = 0, len(gathering.partitions)
+        following = 0
+        total = len(gathering.partitions)
         for done, (number, gathered) in enumerate(self._run(gathering, range(total)), start=1):
             waiting[number] = gathered
             while following in waiting:
@@ -194,22 +251,19 @@ class _Engine:
         return merged
 
     def label(
-        self, partitions: Partitions, out: "BulkFolder", labeller: Labeller, size: int
+        self, partitions: "Partitions", out: "BulkFolder", labeller: Labeller, size: int
     ) -> list[dict[str, Any]]:
         """Run the second pass for partitions that are not labelled yet; return the counts of all,
         in their order.
         """
         total = len(partitions)
-        facts = out.finished(
-            partitions.names, [partitions.rows_of(number) for number in range(total)]
-        )
+        facts = out.finished(partitions)
         missing = [number for number in range(total) if number not in facts]
         out.note(len(facts), total)
         noted = time.monotonic()
+        task = Labelling(partitions, labeller, out.parts, out.digest, size)
         try:
-            for number, counts in self._run(
-                bulk.Labelling(partitions, labeller, out.store, out.digest, size), missing
-            ):
+            for number, counts in self._run(task, missing):
                 facts[number] = counts
                 self.progress("labelling", len(facts), total)
                 if time.monotonic() - noted > NOTE_SECONDS:
@@ -219,19 +273,15 @@ class _Engine:
             out.note(len(facts), total)
         return [facts[number] for number in range(total)]
 
-    def _run(self, task: bulk.Task, numbers: Sequence[int]) -> Iterator[tuple[int, Any]]:
+    def _run(self, task: Task, numbers: Sequence[int]) -> Iterator[tuple[int, Any]]:
         """Yield numbers of partitions with the result of the task, as they are done."""
         if not numbers:
             return
-        shared = [
-            self.ray.put(task)
-        ]  # in a list, so that each worker fetches it once and not each task
+        shared = [self.ray.put(task)]  # in a list, so that each worker and not each task fetches it
         items = self.ray.data.from_items(
             [{"number": number} for number in numbers], override_num_blocks=len(numbers)
         )
-        done = items.map(
-            bulk.work_on, fn_kwargs={"shared": shared}, num_cpus=1, max_retries=RETRIES
-        )
+        done = items.map(work_on, fn_kwargs={"shared": shared}, num_cpus=1, max_retries=RETRIES)
         try:
             for row in done.iter_rows():
                 if row["failed"]:
@@ -240,7 +290,8 @@ class _Engine:
         except self.ray.exceptions.RayError as error:
             reason = " ".join(str(error).split())[:500]
             raise OSError(
-                f"Ray gave up: {reason} Partitions that are finished are kept; the same command goes on."
+                f"Ray gave up: {reason} Finished partitions are kept; run the same command again "
+                "to continue."
             ) from error
 
 
@@ -254,32 +305,13 @@ def _ray() -> Iterator[Any]:
         import ray.data
     except ImportError as error:
         raise ImportError(
-            "--engine ray needs Ray, which is not installed: pip install 'semigpc[ray]'"
+            "engine=ray needs Ray, which is not installed: pip install 'semigpc[ray]'"
         ) from error
     ours = not ray.is_initialized()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Ray warns about its own settings
         if ours:
-            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-            os.environ.setdefault(
-                "RAY_worker_niceness", "0"
-            )  # workers do the work, and nothing else of ours needs the cores
-            address = os.environ.get("RAY_ADDRESS")
-            own: dict[str, Any] = (
-                {} if address else {"include_dashboard": False, "object_store_memory": OBJECT_STORE}
-            )
-            try:
-                ray.init(
-                    address=address or "local",
-                    logging_level=logging.ERROR,
-                    log_to_driver=False,
-                    **own,
-                )
-            except Exception as error:  # Ray has no class of its own for this
-                where = f"at {address}" if address else "on this machine"
-                raise OSError(
-                    f"Ray did not start {where}: {error}. Nothing was changed; the same command tries again."
-                ) from error
+            _start(ray)
         ray.data.DataContext.get_current().enable_progress_bars = False
         logging.getLogger("ray.data").setLevel(logging.CRITICAL)
         try:
@@ -289,39 +321,84 @@ def _ray() -> Iterator[Any]:
                 ray.shutdown()
 
 
-def _page(summary: dict[str, Any]) -> bytes:
-    with tempfile.TemporaryDirectory() as folder:
-        write_labeling_report(Path(folder) / REPORT, summary)
-        return (Path(folder) / REPORT).read_bytes()
+def _start(ray: Any) -> None:
+    """Start Ray on this machine, or connect to RAY_ADDRESS."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # Workers do the work, and nothing else of ours needs the cores.
+    os.environ.setdefault("RAY_worker_niceness", "0")
+    address = os.environ.get("RAY_ADDRESS")
+    local = {"include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
+    try:
+        ray.init(
+            address=address or "local",
+            logging_level=logging.ERROR,
+            log_to_driver=False,
+            **({} if address else local),
+        )
+    except Exception as error:  # Ray has no class of its own for this
+        where = f"at {address}" if address else "on this machine"
+        raise OSError(
+            f"Ray did not start {where}: {error}. Nothing was changed; run the same command again."
+        ) from error
 
 
-def _check_apart(settings: LabelSettings) -> None:
-    """Raise an error if labels would be written among the data, where the next run would read them
-    as data.
+def work_on(item: dict[str, Any], shared: list[Any]) -> dict[str, Any]:
+    """Do a task for one partition in a worker of Ray.
+
+    An error that the user can fix is returned and not raised, so that its message arrives
+    unchanged.
+
+    Args:
+        item: the ``number`` of the partition. shared: the reference of the task.
+
+    Returns:
+        ``number``; ``result``, pickled; ``failed``, a message; and ``is_data_error``.
     """
-    data, out = (
-        place if bulk.SCHEME in str(place) else place.resolve()
-        for place in (settings.data, settings.out)
-    )
-    if out.is_relative_to(data):
-        raise DataError(
-            f"--out must not be inside of the data, whose .parquet files are all read; {out} is in {data}."
+    number = int(item["number"])
+    result = None
+    failed = ""
+    is_data_error = False
+    try:
+        result = _fetch(shared[0])(number)
+    except DataError as error:
+        failed = str(error)
+        is_data_error = True
+    except OSError as error:
+        failed = (
+            f"Partition {number + 1} could not be read or written: {error}. "
+            "Fix that and run the same command again to continue."
         )
-    if data.is_relative_to(out):
-        raise DataError(
-            f"--out must not hold the data, as it is cleared to make labels again; {data} is in {out}."
-        )
-    if bulk.SCHEME not in str(out) and out.exists() and not out.is_dir():
-        raise DataError(f"--out must be a folder; {out} is a file.")
+    return {
+        "number": number,
+        "result": pickle.dumps(result),
+        "failed": failed,
+        "is_data_error": is_data_error,
+    }
+
+
+@lru_cache(maxsize=1)
+def _fetch(reference: Any) -> Task:
+    """Return the task with all that it needs, such as the model, fetched once by each worker; it
+    then uses one core.
+    """
+    import ray
+
+    hold(1)
+    task: Task = ray.get(reference)
+    return task
+
+
+# The folder of labels -----------------------------------------------------------------------------
 
 
 class BulkFolder:
     """The place to which partitions of labels of a key are written."""
 
-    def __init__(self, store: Store, key: Key) -> None:
-        self.store = store
-        self.key: Key = json.loads(json.dumps(key))
-        self.digest = hashlib.sha256(json.dumps(self.key, sort_keys=True).encode()).hexdigest()[:16]
+    def __init__(self, folder: Folder, key: Key) -> None:
+        self.folder = folder
+        self.parts = Parts(folder, key, below=BULK_LABELS, remedy=ADVICE)
+        self.key = self.parts.key
+        self.digest = key_digest(key)[:16]
 
     def check(self) -> bool:
         """Return whether an identical run has finished.
@@ -329,23 +406,22 @@ class BulkFolder:
         Raises:
             DataError: it holds labels of another key, or files that labelling did not write.
         """
-        complete, partial = self.store.read_json(COMPLETE), self.store.read_json(PARTIAL)
-        earlier = complete if complete is not None else partial
+        place = self.folder.place
+        complete = self.folder.read_json(COMPLETE, ADVICE)
+        earlier = complete or self.folder.read_json(PARTIAL, ADVICE)
         if earlier is None:
-            foreign = [name for name in WRITTEN if self.store.exists(name)] + list(
-                self.store.listed(BULK_LABELS)
-            )[:1]
+            foreign = [name for name in WRITTEN if self.folder.exists(name)]
+            foreign += list(self.folder.listed(BULK_LABELS))[:1]
             if foreign:
                 raise DataError(
-                    f"{self.store.place} holds {foreign[0]}, which labelling on Ray did not write. {ADVICE}"
+                    f"{place} holds {foreign[0]}, which labelling on Ray did not write. {ADVICE}"
                 )
             return False
-        difference = key_difference(
-            earlier["key"] if isinstance(earlier.get("key"), dict) else {}, self.key
-        )
+        key = earlier.get("key")
+        difference = key_difference(key if isinstance(key, dict) else {}, self.key)
         if difference is not None:
             raise DataError(
-                f"{self.store.place} holds labels that were made otherwise: {difference}. {ADVICE}"
+                f"{place} holds labels that were made differently: {difference}. {ADVICE}"
             )
         return complete is not None
 
@@ -353,122 +429,357 @@ class BulkFolder:
         """Raise a DataError if there are partitions that labelling did not write, which must not be
         deleted.
         """
-        for name in self.store.listed(BULK_LABELS):
-            is_draft = name.rpartition("/")[2].startswith(".")  # left by a worker that died
-            if not is_draft and bulk.facts_of(self.store, f"{BULK_LABELS}/{name}") is None:
+        for name in self.parts.names():
+            if self._footer(name) is None:
                 raise DataError(
-                    f"{self.store.place} holds {BULK_LABELS}/{name}, which labelling on Ray did not write and will not delete. "
-                    "Move it away, or give another --out."
+                    f"{self.folder.place} holds {BULK_LABELS}/{name}, which labelling on Ray did "
+                    "not write and will not delete. Move it away, or choose another folder with "
+                    "out=..."
                 )
 
     def summary(self, *, report: bool) -> dict[str, Any] | None:
         """Return the summary of a finished folder that is not altered; None if a report is wanted
         and there is none.
         """
-        return self.store.read_json(SUMMARY) if not report or self.store.exists(REPORT) else None
+        if report and not self.folder.exists(REPORT):
+            return None
+        return self.folder.read_json(SUMMARY, ADVICE)
 
     def altered(self) -> list[str]:
         """Return the outputs of a finished folder that are missing or changed; in an object store,
         by their size alone.
         """
-        files, current = (self.store.read_json(COMPLETE) or {}).get("files"), self._facts()
-        return (
-            [name for name in files if current.get(name) != files[name]]
-            if isinstance(files, dict)
-            else sorted(current)
-        )
+        files = (self.folder.read_json(COMPLETE, ADVICE) or {}).get("files")
+        current = self._facts()
+        if not isinstance(files, dict):
+            return sorted(current)
+        return [name for name in files if current.get(name) != files[name]]
 
-    def _facts(self) -> dict[str, dict[str, Any]]:
+    def _facts(self) -> Facts:
         """Return the size and, on a disk, the hash of every output."""
         outputs = (SUMMARY, REPORT, f"{BULK_LABELS}/")
-        sizes = {
-            name: info.size
-            for name, info in self.store.listed().items()
-            if name.startswith(outputs)
-        }
-        if self.store.is_remote:
+        files = self.folder.listed().items()
+        sizes = {name: info.size for name, info in files if name.startswith(outputs)}
+        if isinstance(self.folder, ObjectStore):
             return {name: {"bytes": size} for name, size in sizes.items()}
-        return facts_of(self.store.place, sizes)
+        return facts_of(self.folder.place, sizes)
 
     def begin(self, total: int, *, afresh: bool) -> None:
         """Mark the folder as not complete; existing partitions stay, unless all are to be made
         ``afresh``.
         """
         self.note(0, total)
-        self.store.remove(COMPLETE)
+        self.folder.remove(COMPLETE)
         if afresh:
-            self.store.remove(
-                *WRITTEN,
-                GATHERED,
-                *(f"{BULK_LABELS}/{name}" for name in self.store.listed(BULK_LABELS)),
-            )
+            self.folder.remove(*WRITTEN, GATHERED)
+            self.parts.remove(self.folder.listed(BULK_LABELS))
 
     def note(self, done: int, total: int) -> None:
         """Write how many partitions are done."""
-        self.store.write_json(
-            PARTIAL, {"partitions_done": done, "partitions": total, "key": self.key}
-        )
+        facts = {"partitions_done": done, "partitions": total, "key": self.key}
+        self.folder.write_json(PARTIAL, facts)
 
-    def finished(self, names: Sequence[str], rows: Sequence[int]) -> dict[int, dict[str, Any]]:
+    def finished(self, partitions: "Partitions") -> dict[int, dict[str, Any]]:
         """Return the labelled partitions of this key by number, with the facts of their footers,
         and delete drafts.
         """
-        files = self.store.listed(BULK_LABELS)
-        self.store.remove(
-            *(f"{BULK_LABELS}/{name}" for name in files if name.rpartition("/")[2].startswith("."))
-        )
-        numbers = [number for number, name in enumerate(names) if name in files]
-        with ThreadPoolExecutor(bulk.FOOTERS) as pool:
-            footers = pool.map(
-                lambda number: bulk.facts_of(self.store, f"{BULK_LABELS}/{names[number]}"), numbers
-            )
+        self.parts.remove_drafts()
+        there = set(self.parts.names())
+        numbers = [number for number, name in enumerate(partitions.names) if name in there]
+        with ThreadPoolExecutor(FOOTER_THREADS) as pool:
+            footers = pool.map(self._footer, (partitions.names[number] for number in numbers))
             facts = dict(zip(numbers, footers, strict=True))
         return {
             number: fact
             for number, fact in facts.items()
             if fact is not None
             and fact.get("digest") == self.digest
-            and fact["rows"] == rows[number]
+            and fact["rows"] == partitions.rows_of(number)
         }
+
+    def _footer(self, name: str) -> dict[str, Any] | None:
+        """Return the facts that :class:`Labelling` stored in a partition, and its number of rows;
+        None for other files.
+        """
+        try:
+            with (
+                self.folder.open(f"{BULK_LABELS}/{name}") as file,
+                parquet.ParquetFile(file) as table,
+            ):
+                facts = json.loads((table.metadata.metadata or {}).get(b"semigpc", b"null"))
+                rows = table.metadata.num_rows
+        except (OSError, ValueError, pyarrow.ArrowException):
+            return None
+        return facts | {"rows": rows} if isinstance(facts, dict) else None
 
     def complete(self, summary: dict[str, Any], page: bytes | None) -> None:
         """Write the summary and the page and, last of all, mark the folder as complete."""
-        self.store.write_json(SUMMARY, summary)
+        self.folder.write_json(SUMMARY, summary)
         if page is not None:
-            self.store.write_bytes(REPORT, page)
+            self.folder.write_bytes(REPORT, page)
         counts = {name: summary[name] for name in ("rows", "partitions", "statuses")}
-        self.store.write_json(COMPLETE, counts | {"key": self.key, "files": self._facts()})
-        self.store.remove(PARTIAL, GATHERED)
+        self.folder.write_json(COMPLETE, counts | {"key": self.key, "files": self._facts()})
+        self.folder.remove(PARTIAL, GATHERED)
 
     def save_scan(self, gathered: Scan) -> None:
         """Write the result of pass 1."""
-        facts = {name: value for name, value in vars(gathered).items() if name not in ARRAYS} | {
-            "digest": self.digest
-        }
-        text, content = json.dumps(facts).encode(), io.BytesIO()
-        np.savez(
-            content,
-            text=np.frombuffer(text, np.uint8),
-            **{name: getattr(gathered, name) for name in ARRAYS},
-        )
-        self.store.write_bytes(GATHERED, content.getvalue())
+        fields = vars(gathered)
+        facts = {name: value for name, value in fields.items() if name not in ARRAYS}
+        text = json.dumps(facts | {"digest": self.digest}).encode()
+        content = io.BytesIO()
+        arrays = {name: fields[name] for name in ARRAYS}
+        np.savez(content, text=np.frombuffer(text, np.uint8), **arrays)
+        self.folder.write_bytes(GATHERED, content.getvalue())
 
     def load_scan(self) -> Scan | None:
         """Return what an identical run has saved; None if there is nothing of the kind."""
-        if not self.store.exists(GATHERED):
-            return None
         try:
             with (
-                self.store.open(GATHERED) as file,
-                np.load(io.BytesIO(file.readall()), allow_pickle=False) as arrays,
+                self.folder.open(GATHERED) as file,
+                np.load(io.BytesIO(file.read()), allow_pickle=False) as arrays,
             ):
-                facts, fields = (
-                    json.loads(arrays["text"].tobytes()),
-                    {name: arrays[name] for name in ARRAYS},
-                )
+                facts = json.loads(arrays["text"].tobytes())
+                fields = {name: arrays[name] for name in ARRAYS}
         except (OSError, ValueError, KeyError, zipfile.BadZipFile):
             return None
         if facts.pop("digest", None) != self.digest:
             return None
         facts["bad_labels"] = {int(row): label for row, label in facts["bad_labels"].items()}
         return Scan(**facts, **fields)
+
+
+# The partitions of the data -----------------------------------------------------------------------
+
+
+class Partitions:
+    """The partitions below a folder. Schemas are compared before any row is read; a partition
+    without rows may have any.
+
+    Attributes:
+        names: of all P partitions, sorted. starts: (P + 1,) number of the first row of each, and
+            ``rows``, the number of all.
+        source: the partitions that have rows, as one table. content: a hash that changes when a
+            file does.
+        ignored: names of files that are not partitions.
+    """
+
+    def __init__(
+        self, folder: Folder, options: ColumnOptions, *, follow_links: bool = False
+    ) -> None:
+        visible = _visible(folder)
+        names = [name for name in visible if name.endswith(SUFFIX)]
+        self.names = sorted(names, key=lambda name: PurePosixPath(name).parts)
+        self.ignored = sorted(set(visible) - set(self.names))
+        if not self.names:
+            raise DataError(
+                f"There are no {SUFFIX} files in {folder.place}. Labelling on Ray takes a folder "
+                "of them; check the path."
+            )
+        if not isinstance(folder, ObjectStore):
+            root = folder.place.resolve()
+            reasons = [
+                (name, unusable(root, name, follow_links=follow_links)) for name in self.names
+            ]
+            bad = [(printable(name), reason) for name, reason in reasons if reason is not None]
+            reject_bad(bad, folder.place)
+        facts = [(name, visible[name].size, visible[name].mtime_ns) for name in self.names]
+        self.content = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+
+        def opened(name: str) -> ParquetTable:
+            return ParquetTable(folder.shown(name), folder.file_system, folder.location(name))
+
+        with ThreadPoolExecutor(FOOTER_THREADS) as pool:
+            tables = list(pool.map(opened, self.names))
+        self.starts = np.cumsum([0, *(table.rows or 0 for table in tables)])
+        self.rows = int(self.starts[-1])
+        filled = {name: table for name, table in zip(self.names, tables, strict=True) if table.rows}
+        if not filled:
+            raise DataError(
+                f"The {len(tables)} partitions of {folder.place} hold no rows. "
+                "Nothing can be labelled."
+            )
+        self.source = TableSource(list(filled.values()), options)
+        self._check_types(list(filled.values()))
+        for table in filled.values():
+            # Workers receive one copy of the schema, not one for each partition.
+            table.schema = self.source.tables[0].schema
+        self._position = {name: position for position, name in enumerate(filled)}
+
+    def __len__(self) -> int:
+        """Return P."""
+        return len(self.names)
+
+    def notes(self) -> Iterator[str]:
+        """Yield what the user should know about the partitions."""
+        if self.ignored:
+            names = listed(self.ignored, 3)
+            yield f"Files of the folder that do not end in {SUFFIX} were ignored: {names}."
+        if self.source.has_ids and self.rows > COMPARED_ROWS:
+            yield (
+                "Ids were compared within each partition, and those with a label over all of "
+                f"them: there are more than {COMPARED_ROWS:,} rows."
+            )
+
+    def rows_of(self, number: int) -> int:
+        """Return the rows of one partition."""
+        return int(self.starts[number + 1] - self.starts[number])
+
+    def _check_types(self, tables: list[ParquetTable]) -> None:
+        """Raise an error for numbers of another type or lists of another length, which another
+        network made.
+        """
+        first = tables[0]
+        for table in tables[1:]:
+            for name in self.source.columns.features:
+                expected = first.schema.field(name).type
+                kind = table.schema.field(name).type
+                if kind != expected:
+                    raise DataError(
+                        "All partitions must hold the same kind of features; the column "
+                        f"{name!r} of {table.path} is {kind}, and that of {first.path.name} is "
+                        f"{expected}. Write it again like the others, or remove it."
+                    )
+
+    def part(self, number: int) -> TableSource:
+        """Return one partition that has rows as a table, with its rows numbered from 0."""
+        position = self._position[self.names[number]]
+        part = copy.copy(self.source)
+        part.tables = [self.source.tables[position]]
+        part.files = [self.source.files[position]]
+        part.rows = self.rows_of(number)
+        part.starts = np.array([0, part.rows])
+        return part
+
+    def batches(self, number: int, size: int) -> Iterator[RowBatch]:
+        """Yield the rows of one partition, ``size`` at a time, numbered as among the rows of all."""
+        if not self.rows_of(number):
+            return
+        for batch in self.part(number).batches(size):
+            first = int(self.starts[number]) + batch.first
+            ids = batch.ids
+            if not self.source.has_ids:
+                ids = [str(first + row) for row in range(len(batch.ids))]
+            yield batch._replace(first=first, ids=ids)
+
+
+def _visible(folder: Folder) -> dict[str, FileInfo]:
+    """Return the files of a folder that are not hidden, nor in a hidden folder."""
+    try:
+        kind = folder.kind()
+    except OSError as error:
+        reason = " ".join(str(error).split())
+        raise DataError(f"{folder.place} cannot be opened: {reason}") from error
+    if kind == "nothing":
+        raise DataError(f"There is no folder {folder.place}. Check the path.")
+    if kind == "file":
+        raise DataError(
+            f"Labelling on Ray takes a folder of .parquet files; {folder.place} is a file. "
+            "Use engine=local."
+        )
+    return {
+        name: info
+        for name, info in folder.listed().items()
+        if not any(part[0] in "._" for part in PurePosixPath(name).parts)
+    }
+
+
+# The work on one partition ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Gathering:
+    """The first pass: gather from a partition what the estimator is fitted on.
+
+    Args:
+        partitions: the data. labels: by id; None if they are in the data. seed: of the sample.
+            below: see ``Sample``.
+    """
+
+    partitions: Partitions
+    labels: dict[str, str] | None
+    seed: int
+    below: float
+
+    @property
+    def compares(self) -> bool:
+        """Return whether ids are compared over all partitions."""
+        return self.partitions.source.has_ids and self.partitions.rows <= COMPARED_ROWS
+
+    def __call__(self, number: int) -> Gathered:
+        """Return what was gathered from one partition.
+
+        Raises:
+            DataError: an id occurs twice, a list has another length, or the file cannot be read.
+        """
+        source = self.partitions.source
+        lookup = LabelLookup(self.labels)
+        gathered = Gathered(source.width, self.seed, below=self.below)
+        for batch in self.partitions.batches(number, CHUNK):
+            gathered.add(batch, lookup.of(batch.ids, batch.labels))
+        if source.has_ids and gathered.rows:
+            check_unique_ids(self.partitions.part(number), np.concatenate(gathered.hashes), CHUNK)
+        if not self.compares:
+            gathered.hashes = []
+        return gathered
+
+    def check(self, gathered: Gathered) -> None:
+        """Raise a DataError for an id that several partitions have: any id up to COMPARED_ROWS,
+        else one that has a label.
+        """
+        source = self.partitions.source
+        if self.compares:
+            check_unique_ids(source, np.concatenate(gathered.hashes), CHUNK)
+        counts = Counter(name for _, name, _ in gathered.labelled)
+        repeated = next((name for name, count in counts.items() if count > 1), None)
+        if source.has_ids and repeated is not None:
+            places = [source.place(row) for row, name, _ in gathered.labelled if name == repeated]
+            raise DataError(
+                f"Every row needs an id of its own; {repeated!r}, which has a label, is in "
+                f"{places[0]} and {places[1]}. Rename or remove one, or choose another column with "
+                "id=..."
+            )
+
+
+def sample_bound(rows: int, labels: int) -> float:
+    """Return a key below which there are almost surely SAMPLE rows without a label, if there are so
+    many at all.
+
+    Twice as many are expected, and half of them would be 140 standard deviations away. So the rows
+    that partitions send stay few, however many rows there are.
+    """
+    return float(min(1.0, (SPARE * SAMPLE + labels) / max(rows, 1)))
+
+
+@dataclass(frozen=True)
+class Labelling:
+    """The second pass: label a partition.
+
+    Args:
+        partitions: the data. labeller: with the fitted model. out: where labels go. digest: of what
+            they depend on.
+        size: rows labelled at a time, which become a row group.
+    """
+
+    partitions: Partitions
+    labeller: Labeller
+    out: Parts
+    digest: str
+    size: int
+
+    def __call__(self, number: int) -> dict[str, Any]:
+        """Label one partition, write it under the same name, and return its counts, which its
+        footer holds too.
+        """
+        tally = Tally()
+        schema = self.labeller.schema
+        with (
+            self.out.draft(self.partitions.names[number]) as place,
+            parquet.ParquetWriter(place, schema, write_page_checksum=True) as writer,
+        ):
+            for batch in self.partitions.batches(number, self.size):
+                table = self.labeller.table(batch)
+                tally.add(table, schema.names[0])
+                writer.write_table(table)
+            facts = {"digest": self.digest} | tally.plain()
+            writer.add_key_value_metadata({"semigpc": json.dumps(facts)})
+        return facts

@@ -1,27 +1,196 @@
-"""Networks as ONNX, and in ONNX Runtime, which on a CPU takes a quarter to a half of torch's time."""
+"""A frozen network as a function from images to rows, in torch or in ONNX Runtime.
 
-from collections.abc import Callable, Sequence
+It is used for tables of embeddings (:func:`embed_folder`), cached features and predictions of runs
+on cached features. On a CPU, ONNX Runtime takes a quarter to a half of torch's time. Both agree to
+1e-3 of the size of the rows, about the precision of float16, so one table or cache may have rows of
+both.
+"""
+
+import hashlib
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from semigpc.io.errors import NotExportableError
+from semigpc.io.atomic import locked, remove_drafts, write_text, writing
+from semigpc.io.errors import DataError, ImageError, NotExportableError, SettingsError
+from semigpc.io.images import read_squares
+from semigpc.io.parts import MARK_BYTES, Folder, RowParts
+from semigpc.io.paths import EXTENSIONS, Bad, checked, sorted_images
+from semigpc.io.tables import EmbeddingTable, TableKey
+from semigpc.io.text import printable
+from semigpc.io.threads import granted, using
+from semigpc.models import MODELS, ModelConfig, build_model
+from semigpc.models.backbones import EMBEDDED, EMBEDDED_MODEL, VITS, input_statistics
 
-INPUT = "images"
+INPUT = "images"  # name of the input in an ONNX file
 ANY_NUMBER = ({0: torch.export.Dim("M", min=1)},)
 ONNX_PACKAGES = ("onnx", "onnxruntime", "onnxscript")
 # Pixels that a network must see before ONNX Runtime saves the seven seconds that it takes to get
 # the network there: on two cores torch takes 24 ms for an image of 224 x 224 and ONNX Runtime 8.
-WORTHWHILE = 400 * 224**2
+WORTHWHILE_PIXELS = 400 * 224**2
 TOLERANCE = 1e-3  # largest difference from torch, relative to the root mean square of the outputs
+DEFAULT_SIZE = 224  # pixels a side, for networks whose own size is not known
+HUB = "timm"  # as EmbedConfig.pretrained: weights of timm's hub
+NO_WEIGHTS = "none"  # the same: random weights, the same ones every time
+AUTO = "auto"  # the same: the embedded weights if the network has some, timm's otherwise
+GROUP_ROWS = 4096  # rows of a table of embeddings that are written together
 
 Outputs = dict[str, NDArray[np.float32]]
+Progress = Callable[[str, int, int | None], None]  # stage, images done, images to do
+Item = TypeVar("Item")
+Made = TypeVar("Made")
+
+
+# The network --------------------------------------------------------------------------------------
+
+
+def frozen_backbone(model: ModelConfig, device: torch.device) -> nn.Module:
+    """Return the network that rows come from, in evaluation mode and without gradients.
+
+    Without pretrained weights it is the same network every time, and no random numbers of the
+    caller are used.
+    """
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        backbone: nn.Module = build_model(model, 2).backbone
+    return backbone.eval().requires_grad_(False).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
+
+
+def weights_hash(weights: Mapping[str, Tensor]) -> str:
+    """Return the sha256 over names, shapes and values of a state dict."""
+    digest = hashlib.sha256()
+    for name, value in weights.items():
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+        content = value.detach().cpu().contiguous().flatten().view(torch.uint8)
+        digest.update(content.numpy().tobytes())
+    return digest.hexdigest()
+
+
+class Encoder:
+    """A frozen network: images in, rows out.
+
+    Args:
+        model: the network and its weights. image_size: s, in pixels. device: that computes.
+        of_bytes: images are bytes (M, s, s, 3), and the network normalises them as it was trained;
+            otherwise they are normalised images (M, 3, s, s).
+
+    Raises:
+        ValueError, KeyError, OSError: the network cannot be built. DataError: it cannot be used for
+            images of this size, or returns no rows.
+    """
+
+    def __init__(
+        self, model: ModelConfig, image_size: int, device: torch.device, *, of_bytes: bool = False
+    ) -> None:
+        self.name = model.name
+        self.image_size = image_size
+        self.device = device
+        backbone = frozen_backbone(model, device)
+        self.weights = weights_hash(backbone.state_dict())
+        self._of_bytes = of_bytes
+        self._network = backbone
+        if of_bytes:
+            self._network = _Normalised(backbone, *input_statistics(model.name)).to(device)
+        self._run_onnx: Callable[[NDArray[Any]], NDArray[np.float32]] | None = None
+        self.width = self._find_width()
+
+    @property
+    def in_onnx_runtime(self) -> bool:
+        """Whether ONNX Runtime computes; then several threads may call the encoder at once."""
+        return self._run_onnx is not None
+
+    @property
+    def engine(self) -> str:
+        """What computes, for a message."""
+        where = "" if self.device.type == "cpu" else f" ({self.device})"
+        return "ONNX Runtime" if self.in_onnx_runtime else f"torch{where}"
+
+    def accelerate(self, images: int, *, threads: int) -> str | None:
+        """Switch to ONNX Runtime if there is no GPU and ``images`` are enough to be worth it.
+
+        Takes some seconds. Returns the reason if that is not possible.
+
+        Args:
+            images: how many will be encoded. threads: of each call.
+        """
+        size = self.image_size
+        if self.device.type != "cpu" or images * size**2 < WORTHWHILE_PIXELS:
+            return None
+        if self._of_bytes:
+            rng = np.random.default_rng(0)
+            noise = torch.from_numpy(rng.integers(0, 256, (2, size, size, 3), dtype=np.uint8))
+        else:
+            noise = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(0))
+        try:
+            self._run_onnx = in_onnx_runtime(self._network, noise, threads)
+        except NotExportableError as error:
+            return str(error)
+        return None
+
+    @torch.inference_mode()
+    def __call__(self, images: Tensor) -> Tensor:
+        """Return float32 rows (M, D) on the CPU."""
+        if self._run_onnx is not None:
+            return torch.from_numpy(self._run_onnx(images.numpy()))
+        if self._of_bytes:
+            moved = images.to(self.device)
+        else:
+            moved = images.to(self.device, memory_format=torch.channels_last)
+        rows: Tensor = self._network(moved)
+        return rows.float().cpu()
+
+    def _find_width(self) -> int:
+        size = self.image_size
+        shape = (1, size, size, 3) if self._of_bytes else (1, 3, size, size)
+        try:
+            rows = self(torch.zeros(shape, dtype=torch.uint8 if self._of_bytes else torch.float32))
+        except (RuntimeError, ValueError, AssertionError) as error:
+            raise DataError(
+                f"{self.name} does not accept images of {size} x {size} pixels: {error}. "
+                "Choose another image size."
+            ) from error
+        if rows.ndim != 2:
+            raise DataError(
+                f"{self.name} returns features of shape {tuple(rows.shape[1:])} for an image "
+                "instead of one row. Choose a network that pools its features."
+            )
+        return rows.shape[1]
+
+
+class _Normalised(nn.Module):
+    """The network of (v / 255 - mean) / std for bytes v (M, s, s, 3)."""
+
+    scale: Tensor
+    shift: Tensor
+
+    def __init__(self, network: nn.Module, mean: Sequence[float], std: Sequence[float]) -> None:
+        super().__init__()
+        self.network = network
+        m, d = (torch.tensor(values, dtype=torch.float64).view(3, 1, 1) for values in (mean, std))
+        self.register_buffer("scale", (1 / (255 * d)).float())
+        self.register_buffer("shift", (-m / d).float())
+
+    def forward(self, images: Tensor) -> Tensor:
+        normalised = images.permute(0, 3, 1, 2).float() * self.scale + self.shift
+        rows: Tensor = self.network(normalised)
+        return rows
+
+
+# ONNX ---------------------------------------------------------------------------------------------
 
 
 def trace(network: nn.Module, images: Tensor) -> torch.export.ExportedProgram:
@@ -125,3 +294,334 @@ def _reason(error: BaseException) -> str:
         error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0].rstrip('.')}" if lines else type(error).__name__
+
+
+# A table of embeddings ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbedConfig:
+    """The network for a table of embeddings, and how it is used.
+
+    Args:
+        model: any timm backbone.
+        pretrained: "embedded" (for tf_efficientnet_lite0), "timm", a file, "none", or "auto":
+            embedded if there are such weights, timm's otherwise.
+        image_size: pixels a side of the network's input; None takes the size that it was trained
+            with.
+        precision: of the numbers in the table.
+        batch: images that go through the network together.
+    """
+
+    model: str = EMBEDDED_MODEL
+    pretrained: str = AUTO
+    image_size: int | None = None
+    precision: Literal["float16", "float32"] = "float16"
+    batch: int = 16
+
+    def __post_init__(self) -> None:
+        if self.precision not in ("float16", "float32"):
+            raise SettingsError(f"precision must be float16 or float32; got {self.precision!r}.")
+        if self.image_size is not None and self.image_size < 2:
+            raise SettingsError(f"image_size must be at least 2 pixels; got {self.image_size}.")
+        if self.batch < 1:
+            raise SettingsError(f"batch must be at least 1; got {self.batch}.")
+
+    def encoder(self) -> Encoder:
+        """Return the network, on a GPU if there is one.
+
+        Raises:
+            DataError: there is no such network, or its weights do not fit.
+        """
+        pretrained: str | None = self.pretrained
+        if pretrained == AUTO:
+            pretrained = EMBEDDED if self.model == EMBEDDED_MODEL else HUB
+        own_size, is_fixed = _own_size(self.model)
+        image_size = self.image_size or own_size
+        model = ModelConfig(
+            name=self.model,
+            image_size=image_size if is_fixed and image_size != own_size else None,
+            pretrained=None if pretrained == NO_WEIGHTS else pretrained,
+        )
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        try:
+            return Encoder(model, image_size, device, of_bytes=True)
+        except DataError:
+            raise
+        except (ValueError, KeyError, OSError) as error:
+            reason = error.args[0] if error.args else error
+            raise DataError(f"The network cannot be built: {reason}") from error
+
+
+def _own_size(name: str) -> tuple[int, bool]:
+    """Return the image size that a network was trained with, and whether it must be built anew for
+    another one.
+    """
+    import timm
+
+    if name in VITS:
+        return VITS[name].image_size, True
+    if name in MODELS or not timm.is_model(name.partition(".")[0]):
+        return DEFAULT_SIZE, False
+    known = timm.get_pretrained_cfg(name)
+    if known is None:
+        return DEFAULT_SIZE, False
+    return int(known.input_size[-1]), bool(known.fixed_input_size)
+
+
+class EmbedResult(NamedTuple):
+    """The table, its number of rows, and the images that were left out, each with the reason.
+
+    ``made`` rows were computed by this call: None if the table existed already, fewer than all
+    after a stop. ``key`` is what the embeddings depend on.
+    """
+
+    path: Path
+    rows: int
+    bad: list[Bad]
+    made: int | None
+    key: TableKey
+
+
+def _no_progress(stage: str, done: int, total: int | None) -> None:
+    """Report nothing."""
+
+
+def embed_folder(
+    folder: Path,
+    out: Path,
+    config: EmbedConfig | None = None,
+    *,
+    skip_bad: bool = False,
+    overwrite: bool = False,
+    follow_links: bool = False,
+    progress: Progress = _no_progress,
+) -> EmbedResult:
+    """Write the embeddings of all images below ``folder`` to ``out``, sorted by name; hidden files
+    are left out.
+
+    Finished parts are kept in a folder beside ``out``, of its name and ".parts", until all are
+    finished; after a stop the same call continues. All images that cannot be read, and links that
+    lead out of the folder, are listed in a file beside ``out``, of its name and ".bad.txt". Memory:
+    the names, some thousand rows, and a few batches of images for each core.
+
+    Args:
+        folder: of images, at any depth. out: a .parquet file.
+        config: the network; the embedded one by default.
+        skip_bad: leave out images that cannot be read instead of raising an error at the end.
+        overwrite: replace an existing table, and parts that were made differently.
+        follow_links: use links that lead out of the folder.
+        progress: called with the stage, images done and images to do after every batch, and once
+            with a line that says how many images go through which network, how, and about how long
+            that takes.
+
+    Raises:
+        ImageError: some images cannot be read. The embeddings of the others are kept for the next
+            call.
+        DataError: there are no images, or ``out`` cannot be written or holds something else.
+    """
+    table = EmbeddingTable(out)
+    config = config or EmbedConfig()
+    with locked(out.parent, out.name):
+        remove_drafts(out.parent, out.name)
+        root, facts, bad = _images(folder, follow_links=follow_links)
+        listing = "".join(f"{name}\n{fact}\n" for name, fact in (*facts.items(), *bad))
+        images = hashlib.sha256(listing.encode()).hexdigest()
+        encoder = config.encoder()
+        key = TableKey(
+            config.model, encoder.weights, encoder.image_size, config.precision, encoder.width
+        )
+        parts = _parts_of(table, key)
+        finished = None if overwrite else table.finished(key, images)
+        if finished is not None:
+            parts.remove_all()  # left by a stop at the very end
+            rows, bad = finished
+            _list_bad(bad, rows, table, skip_bad=skip_bad)
+            return EmbedResult(out, rows, bad, None, key)
+        _begin(parts, overwrite=overwrite)
+        marks = {name: _mark(name, fact) for name, fact in facts.items()}
+        known = parts.index("rows")
+        missing = [name for name, mark in marks.items() if mark not in known]
+        broken = _embed(encoder, root, missing, marks, parts, config, progress) if missing else []
+        unread = {name for name, _ in broken}
+        good = [name for name in marks if name not in unread]
+        bad = sorted(bad + broken)
+        _list_bad(bad, len(good), table, skip_bad=skip_bad)
+        table.write(_groups(parts, good, marks), key, images=images, bad=bad)
+        parts.remove_all()
+        return EmbedResult(out, len(good), bad, len(missing) - len(broken), key)
+
+
+def _images(folder: Path, *, follow_links: bool) -> tuple[Path, dict[str, str], list[Bad]]:
+    """Return the resolved folder, its images with size and time, and images that cannot be used."""
+    if not checked(folder).is_dir():
+        what = "is a file" if folder.exists() else "does not exist"
+        raise DataError(f"{folder} {what}. Give a folder of images.")
+    root = folder.resolve()
+    names, bad = sorted_images(root, follow_links=follow_links)
+    if not names and not bad:
+        endings = ", ".join(sorted(EXTENSIONS))
+        raise DataError(f"There are no images below {folder}. Known endings: {endings}.")
+    facts = {}
+    for name in names:
+        stat = (root / name).stat()
+        facts[name] = f"{stat.st_size} {stat.st_mtime_ns}"
+    return root, facts, bad
+
+
+def _mark(name: str, fact: str) -> bytes:
+    return hashlib.blake2b(f"{name}\n{fact}".encode(), digest_size=MARK_BYTES).digest()
+
+
+def _parts_of(table: EmbeddingTable, key: TableKey) -> RowParts:
+    folder = table.path.with_name(table.path.name + ".parts")
+    return RowParts(
+        Folder(folder),
+        asdict(key),
+        shapes={"rows": {"embedding": (key.width,)}},
+        dtype=torch.float16 if key.precision == "float16" else torch.float32,
+        remedy=f"Delete that file, or the folder {folder}; its embeddings will be computed again.",
+    )
+
+
+def _begin(parts: RowParts, *, overwrite: bool) -> None:
+    """Prepare the parts; those that were made differently are deleted or raise an error."""
+    difference = parts.difference()
+    if difference is not None and not overwrite:
+        raise DataError(
+            f"{parts.folder.place} holds parts of a table that was made differently: {difference}. "
+            "Use the same settings to continue it, or pass overwrite=True to begin again."
+        )
+    parts.begin(afresh=difference is not None)
+
+
+def _groups(
+    parts: RowParts, names: Sequence[str], marks: Mapping[str, bytes]
+) -> Iterator[tuple[list[str], NDArray[np.floating[Any]]]]:
+    """Yield the rows of these names in this order, some thousand at a time."""
+    for first in range(0, len(names), GROUP_ROWS):
+        group = list(names[first : first + GROUP_ROWS])
+        yield group, parts.rows("embedding", [marks[name] for name in group]).numpy()
+
+
+def _embed(
+    encoder: Encoder,
+    root: Path,
+    names: Sequence[str],
+    marks: Mapping[str, bytes],
+    parts: RowParts,
+    config: EmbedConfig,
+    progress: Progress,
+) -> list[Bad]:
+    """Add the embeddings of these images to the parts; return the images that cannot be read."""
+    progress(f"preparing {encoder.name}", 0, None)
+    bad: list[Bad] = []
+    done = 0
+    with warnings.catch_warnings(), using(granted()):
+        # Pillow warns of defects in files that it can read; the filter holds for all threads.
+        warnings.simplefilter("ignore")
+        note = encoder.accelerate(len(names), threads=1)
+        batches = [names[i : i + config.batch] for i in range(0, len(names), config.batch)]
+        began = time.perf_counter()
+        with closing(_encoded(encoder, root, batches)) as encoded:
+            for good, rows, unread in encoded:
+                if good:
+                    stored = {"embedding": _stored(rows, encoder, config.precision)}
+                    parts.add("rows", [marks[name] for name in good], stored)
+                if not done:
+                    each = time.perf_counter() - began
+                    at_once = granted() if encoder.in_onnx_runtime else 1
+                    seconds = each * len(batches) / at_once
+                    progress(_announcement(encoder, len(names), seconds, note), 0, 0)
+                bad += unread
+                done += len(good) + len(unread)
+                progress("embedding", done, len(names))
+    parts.flush()
+    return bad
+
+
+def _encoded(
+    encoder: Encoder, root: Path, batches: Sequence[Sequence[str]]
+) -> Generator[tuple[list[str], Tensor, list[Bad]], None, None]:
+    """Yield for each batch the names that can be read, their rows and the other names with reasons.
+
+    Threads that are a few batches ahead decode images. They also run ONNX Runtime, on one core
+    each; torch uses several cores itself and is called here.
+    """
+
+    def read(batch: Sequence[str]) -> tuple[list[str], Tensor, list[Bad]]:
+        good, pixels, unread = read_squares(root, batch, encoder.image_size)
+        images = torch.from_numpy(pixels)
+        return good, encoder(images) if good and encoder.in_onnx_runtime else images, unread
+
+    with closing(_ahead(read, batches[1:], granted())) as ahead:
+        for good, images, unread in chain([read(batches[0])], ahead):
+            yield good, encoder(images) if good and not encoder.in_onnx_runtime else images, unread
+
+
+def _stored(rows: Tensor, encoder: Encoder, precision: str) -> Tensor:
+    """Return embeddings in the precision of the table; raise an error unless all are finite."""
+    stored = rows.half() if precision == "float16" else rows
+    if not stored.isfinite().all():
+        finite = bool(rows.isfinite().all())
+        remedy = "Use precision=float32." if finite else "Check its weights."
+        raise DataError(
+            f"The embeddings of {encoder.name} contain NaN or infinity in {precision}. {remedy}"
+        )
+    return stored
+
+
+def _announcement(encoder: Encoder, images: int, seconds: float, note: str | None) -> str:
+    if seconds < 100:
+        about = f"{max(1, round(seconds))} s"
+    elif seconds < 2 * 3600:
+        about = f"{round(seconds / 60)} min"
+    else:
+        about = f"{seconds / 3600:.1f} h"
+    network = f"{encoder.name} on {encoder.engine}"
+    line = f"embedding {images:,} images at {encoder.image_size} px with {network}, about {about}"
+    return f"{line}; not on ONNX Runtime, which is faster: {note}" if note else line
+
+
+def _ahead(
+    function: Callable[[Item], Made], items: Sequence[Item], threads: int
+) -> Generator[Made, None, None]:
+    """Yield ``function(item)`` for each item, in order, computed by threads that are a few items
+    ahead of the caller.
+    """
+    waiting: deque[Future[Made]] = deque()
+    pool = ThreadPoolExecutor(threads)
+    try:
+        for item in items:
+            waiting.append(pool.submit(function, item))
+            if len(waiting) > 2 * threads:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _list_bad(bad: Sequence[Bad], rows: int, table: EmbeddingTable, *, skip_bad: bool) -> None:
+    """List images that cannot be read, one per line: name, tab, reason; raise an error unless they
+    may be left out.
+    """
+    listing = table.path.with_name(table.path.name + ".bad.txt")
+    if not bad:
+        with writing(listing):
+            listing.unlink(missing_ok=True)
+        return
+    write_text(listing, "".join(f"{printable(name)}\t{reason}\n" for name, reason in bad))
+    if skip_bad and rows:
+        return
+    first = "; ".join(f"{printable(name)}: {reason}" for name, reason in bad[:3])
+    more = "" if len(bad) <= 3 else f"; and {len(bad) - 3} more"
+    if not rows:
+        raise ImageError(
+            f"None of the {len(bad)} images can be read ({first}{more}). {listing} lists them all."
+        )
+    raise ImageError(
+        f"{len(bad)} of {len(bad) + rows} images cannot be read ({first}{more}). {listing} lists "
+        "them all. The others are embedded: replace or delete these and run the same command again, "
+        "or leave them out with skip_bad=True."
+    )

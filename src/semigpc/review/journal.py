@@ -20,7 +20,7 @@ from pydantic.dataclasses import dataclass
 from semigpc.io.atomic import Positive, Share, parse, shown, validated, writing
 from semigpc.io.errors import DataError, FileError
 from semigpc.io.paths import checked
-from semigpc.io.text import label_text
+from semigpc.io.tables import label_text
 
 NAME = "reviews.jsonl"
 START_OVER = "or move the file away to start over"

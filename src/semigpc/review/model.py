@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from semigpc.estimator import STATUSES, SemiGPClassifier, Status
 from semigpc.io.errors import DataError
-from semigpc.io.text import label_text, printable
+from semigpc.io.tables import label_text
+from semigpc.io.text import printable
 from semigpc.labeling.project import Project
 
 Rows = NDArray[np.int64]

@@ -19,7 +19,6 @@ from semigpc.data import (
     EvaluationLoader,
     ImageSet,
     ViewSource,
-    weights_hash,
 )
 from semigpc.data.arrays import read_npz
 from semigpc.data.folder import class_folders, from_table
@@ -31,12 +30,14 @@ from semigpc.io.tables import is_table
 from semigpc.io.text import listed
 from semigpc.io.threads import allowed, using
 from semigpc.models import OnFrozen
+from semigpc.models.encoder import frozen_backbone, weights_hash
 from semigpc.refiners import GaussianProcessRefiner
 from semigpc.training.evaluate import Predictions, judged_head, predict, refilled
 from semigpc.training.experiment import Experiment
 from semigpc.training.metrics import Head, Part
-from semigpc.training.run_data import frozen_backbone, load_splits
+from semigpc.training.run_data import load_splits
 from semigpc.training.run_folder import Choice, RunFolder, SplitFacts
+from semigpc.training.settings import settings_of
 from semigpc.training.state import assemble, build_fabric, products_in
 
 HeadChoice = Literal["auto", "linear", "gp"]
@@ -223,7 +224,8 @@ def load_run(path: Path, choice: Choice | None = None) -> LoadedRun:
 
 def _same_backbone(folder: RunFolder, experiment: Experiment, device: torch.device) -> nn.Module:
     """Return the frozen network that a run's features came from, and no other."""
-    backbone = frozen_backbone(experiment.model, device)
+    with settings_of("model"):
+        backbone = frozen_backbone(experiment.model, device)
     if weights_hash(backbone.state_dict()) != folder.feature_origin().get("weights"):
         raise RunError(
             f"{folder.path} was trained on features of {experiment.model.name} with other weights than it finds now "

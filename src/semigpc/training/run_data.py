@@ -4,12 +4,9 @@ of these views.
 
 import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor, nn
 
 from semigpc.data import (
     DATASETS,
@@ -21,13 +18,11 @@ from semigpc.data import (
     Splits,
     ViewSource,
     cache_root,
-    weights_hash,
 )
 from semigpc.data.loaders import worker_count
-from semigpc.io.errors import NotExportableError
 from semigpc.io.threads import granted, using
-from semigpc.models import ModelConfig, build_model
-from semigpc.models.encoder import WORTHWHILE, in_onnx_runtime
+from semigpc.models import ModelConfig
+from semigpc.models.encoder import Encoder
 from semigpc.training.experiment import Experiment, FrozenConfig, name_of
 from semigpc.training.settings import settings_of
 from semigpc.training.state import build_fabric
@@ -113,19 +108,6 @@ def load_splits(experiment: Experiment) -> Splits:
     return DataCache().splits(experiment.data, experiment.seed)
 
 
-def frozen_backbone(model: ModelConfig, device: torch.device) -> nn.Module:
-    """Return the network that features come from, in evaluation mode and without gradients."""
-    with (
-        settings_of("model"),
-        torch.random.fork_rng(),
-    ):  # what trains on top must not depend on how many numbers this one drew
-        torch.manual_seed(
-            0
-        )  # so that a network without pretrained weights is the same one every time
-        backbone: nn.Module = build_model(model, 2).backbone
-    return backbone.eval().requires_grad_(False).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
-
-
 def cached_features(
     frozen: FrozenConfig,
     model: ModelConfig,
@@ -136,46 +118,28 @@ def cached_features(
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> CachedFeatures:
-    """Return the features of these splits, from the cache as far as they are there; the rest is
-    computed and added to it.
+    """Return the features of these splits from the cache, after computing those that are missing.
 
-    On a CPU many views are computed in ONNX Runtime and few in torch. These agree to 1e-3 of the
-    size of the features, about the precision in which features are kept, so a cache may have rows
-    of both. ``workers`` are as in ``train.workers``.
+    ``workers`` are as in ``train.workers``.
     """
-    backbone = frozen_backbone(model, device)
-    size = augment.image_size
-    in_runtime: Callable[[NDArray[Any]], NDArray[np.float32]] | None = None
-
-    @torch.inference_mode()
-    def embed(images: Tensor) -> Tensor:
-        if in_runtime is not None:
-            return torch.from_numpy(in_runtime(images.numpy()))
-        features: Tensor = backbone(images.to(device, memory_format=torch.channels_last))
-        return features.cpu()
+    with settings_of("model"):
+        encoder = Encoder(model, augment.image_size, device)
+    key = CacheKey(
+        network=model.name,
+        weights=encoder.weights,
+        augment=augment,
+        views=frozen.views,
+        width=encoder.width,
+    )
 
     def prepare(views: int) -> None:
-        nonlocal in_runtime
-        if device.type != "cpu" or views * size**2 < WORTHWHILE:
-            return
-        noise = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(0))
-        try:
-            in_runtime = in_onnx_runtime(backbone, noise, granted())
-        except NotExportableError as error:
+        if (reason := encoder.accelerate(views, threads=granted())) is not None:
             warnings.warn(
-                f"Features are computed in torch and not in ONNX Runtime, which is faster: {error}",
+                f"Features are computed in torch and not in ONNX Runtime, which is faster: {reason}",
                 stacklevel=2,
             )
 
-    width = embed(torch.zeros(1, 3, size, size)).shape[1]
-    key = CacheKey(
-        network=model.name,
-        weights=weights_hash(backbone.state_dict()),
-        augment=augment,
-        views=frozen.views,
-        width=width,
-    )
     with using(granted()):
         cache = FeatureCache(key, cache_root())
         count = worker_count(workers, splits.labeled.images, Augment(augment))
-        return cache.features(splits, embed, prepare=prepare, workers=count, progress=progress)
+        return cache.features(splits, encoder, prepare=prepare, workers=count, progress=progress)
