@@ -173,7 +173,7 @@ def test_labels_made_otherwise_are_not_replaced(table: Path) -> None:
     refused(
         *call(table, "--no-report", "--abstain", "0.7"),
         code=2,
-        words="abstain is None there and 0.7 here. Give another --out",
+        words="abstain is None there and 0.7 here.",
     )
     done = semigpc(*call(table, "--no-report", "--abstain", "0.7", "--overwrite"))
     assert done.exit_code == 0, done.output
