@@ -58,9 +58,7 @@ def test_embed_as_json_with_images_left_out(photos: Path, tmp_path: Path) -> Non
 
 def test_embed_refuses_in_one_paragraph(photos: Path, tmp_path: Path) -> None:
     out = tmp_path / "x.parquet"
-    refused(
-        "embed", photos, "--out", tmp_path / "x.csv", *TINY, code=2, words=".parquet file"
-    )
+    refused("embed", photos, "--out", tmp_path / "x.csv", *TINY, code=2, words=".parquet file")
     refused(
         "embed",
         photos,

@@ -231,9 +231,7 @@ def test_an_output_that_is_not_as_it_was_written_is_made_again_and_kept(
 
 def test_other_settings_are_refused_unless_overwritten(tmp_path: Path) -> None:
     label_data(settings(tmp_path))
-    with pytest.raises(
-        DataError, match=r"seed is 0 there and 3 here\. .*overwrite=True"
-    ):
+    with pytest.raises(DataError, match=r"seed is 0 there and 3 here\. .*overwrite=True"):
         label_data(settings(tmp_path, seed=3))
     write_labels(tmp_path / "labels.csv", dict(list(LABELS.items())[:-1]))
     changed = replace(
