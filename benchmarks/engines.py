@@ -41,7 +41,6 @@ from benchmarks.tables import (
     show,
 )
 from benchmarks.timing import peak_resident_bytes, time_in_turns
-from semigpc.estimator.fitting import tune
 from semigpc.gp import (
     RBF,
     Engine,
@@ -50,6 +49,7 @@ from semigpc.gp import (
     Kernel,
     MatrixFreeGP,
 )
+from semigpc.gp.scales import choose_by_grid
 from semigpc.io.errors import DataError
 
 BATCH = 8  # rows replaced per step
@@ -125,9 +125,7 @@ class Study:
             len(rows.features), generator=torch.Generator().manual_seed(self.seed)
         )[:TUNED]
         codes = rows.targets[drawn].argmax(dim=1)
-        found = tune(
-            {"unit": rows.features[drawn]}, codes, kernel="rbf", length_scale=None, noise_std=None
-        )
+        found = choose_by_grid({"unit": rows.features[drawn]}, codes, kernel="rbf")
         return Picked(RBF(length_scale=found.length_scale), found.noise_std)
 
 

@@ -45,11 +45,14 @@ from benchmarks.tables import (
     study,
 )
 from semigpc.estimator import SemiGPClassifier, Status
-from semigpc.estimator.confidence import Answers, best_logit_scale, class_scales
-from semigpc.estimator.fitting import TUNED, balanced_subset, make_kernel, tune
+from semigpc.estimator.confidence import Answers, best_logit_scale
+from semigpc.estimator.fitting import TUNED
 from semigpc.estimator.memory import deal
 from semigpc.estimator.scaling import fit_scalings
 from semigpc.gp import Kernel
+from semigpc.gp.certainty import class_scales
+from semigpc.gp.kernels import make_kernel
+from semigpc.gp.scales import balanced_subset, choose_by_grid
 from semigpc.io.atomic import write_json
 
 OURS = "semigpc"
@@ -492,7 +495,7 @@ def make_task(
     tuned = balanced_subset(codes, TUNED, rng)
     scalings = fit_scalings(X, labels=len(X))
     points = {name: scaling(X[tuned]) for name, scaling in scalings.items()}
-    setting = tune(
+    setting = choose_by_grid(
         points, torch.from_numpy(codes[tuned]), kernel="rbf", length_scale=None, noise_std=None
     )
     scaling = scalings[setting.scaling]

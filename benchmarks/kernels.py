@@ -46,11 +46,10 @@ from benchmarks.tables import (
     study,
 )
 from semigpc.estimator.confidence import best_logit_scale
-from semigpc.estimator.fitting import tune
 from semigpc.estimator.scaling import fit_scalings
 from semigpc.gp import RBF, Kernel
-from semigpc.gp.scales import learn_kernel
-from semigpc.refiners import auto_logit_scale
+from semigpc.gp.certainty import auto_logit_scale
+from semigpc.gp.scales import choose_by_grid, learn_kernel, left_out_residuals
 
 VARIANTS = {
     "default": "paper's kernel",
@@ -81,8 +80,7 @@ def study_on(problem: Problem, pool: Pool, seed: int) -> Record:
     """
     points = points_of(cut(problem, pool, seed), seed)
     targets = F.one_hot(points.codes, int(points.truth.max()) + 1).double()
-    generator = torch.Generator().manual_seed(seed)
-    learned = learn_kernel(points.labelled, targets, *PAPER, generator=generator)
+    learned = learn_kernel(points.labelled, targets, *PAPER, seed=seed)
     chosen: dict[str, tuple[Kernel, float]] = {
         "default": PAPER,
         "grid": points.grid,
@@ -108,7 +106,7 @@ def points_of(task: Task, seed: int) -> Points:
     scaled = {
         name: F.normalize(scaling(task.X[known]), dim=1) for name, scaling in scalings.items()
     }
-    setting = tune(scaled, codes, kernel="rbf", length_scale=None, noise_std=None)
+    setting = choose_by_grid(scaled, codes, kernel="rbf")
     judged = np.sort(
         np.random.default_rng([seed, 31]).permutation(np.flatnonzero(~known))[:VALIDATED]
     )
@@ -145,7 +143,7 @@ def posterior_means(
     P = torch.linalg.inv(kernel_matrix(points.labelled, kernel, noise_std))
     alpha = P @ targets
     mean = kernel(points.judged, points.labelled) @ alpha
-    return mean, targets - alpha / P.diagonal().unsqueeze(1)
+    return mean, targets - left_out_residuals(alpha, P.diagonal())
 
 
 def summarise(records: Sequence[Record]) -> Record:

@@ -28,7 +28,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "training": {"gp", "addons", "algorithms", "refiners", "models", "data"},
     "report": {"training", "paper"},
     "export": {"training", "refiners", "gp", "models", "data"},
-    "estimator": {"gp", "refiners"},
+    "estimator": {"gp"},
     "labeling": {"gp", "estimator", "models", "data", "report"},
     "review": {"labeling", "estimator", "data"},
     "paper": {"report", "training", "addons", "algorithms", "refiners", "gp", "models", "data"},

@@ -8,7 +8,7 @@ import torch
 
 from semigpc import SemiGPClassifier
 from semigpc.estimator import STATUSES
-from semigpc.estimator.confidence import class_scales
+from semigpc.gp.certainty import class_scales
 from semigpc.gp.kernels import RBF
 from tests.estimator.long_tail import blobs
 

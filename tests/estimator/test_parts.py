@@ -9,88 +9,18 @@ import torch
 from semigpc.estimator.classifier import read_targets
 from semigpc.estimator.confidence import (
     best_logit_scale,
-    class_scales,
     estimate_shares,
     left_out_scores,
 )
 from semigpc.estimator.fitting import (
-    NOISES,
     SURE,
     Solver,
-    balanced_subset,
-    make_kernel,
     self_train,
-    tune,
 )
 from semigpc.estimator.scaling import fit_scalings
-from semigpc.gp import RBF, ExactGP
+from semigpc.gp.certainty import class_scales
+from semigpc.gp.kernels import make_kernel
 from tests.estimator.long_tail import blobs
-
-
-def labelled() -> tuple[torch.Tensor, torch.Tensor]:
-    X, codes, _ = blobs(counts=(9, 5, 3), unlabeled=2)
-    known = codes >= 0
-    return torch.from_numpy(X[known]).double(), torch.from_numpy(codes[known])
-
-
-def test_the_tuned_error_is_that_of_fits_without_each_row() -> None:
-    points, codes = labelled()
-    setting = tune({"none": points}, codes, kernel="rbf", length_scale=4.0, noise_std=0.3)
-    kernel, Y = RBF(length_scale=4.0), torch.nn.functional.one_hot(codes).double()
-    errors: list[list[float]] = [[], [], []]
-    for i in range(len(codes)):
-        rest = torch.arange(len(codes)) != i
-        K = kernel(points[rest], points[rest]) + 0.09 * torch.eye(
-            len(codes) - 1, dtype=torch.float64
-        )
-        mean = kernel(points[i : i + 1], points[rest]) @ torch.linalg.solve(K, Y[rest])
-        errors[int(codes[i])].append(float((Y[i] - mean).square().sum()))
-    assert setting.error == pytest.approx(np.mean([np.mean(one) for one in errors]), rel=1e-9)
-
-
-def test_the_best_of_all_settings_is_taken() -> None:
-    points, codes = labelled()
-    best = tune(
-        {"none": points, "tight": points / 100},
-        codes,
-        kernel="rbf",
-        length_scale=None,
-        noise_std=None,
-    )
-    each = [
-        tune(
-            {name: h}, codes, kernel="rbf", length_scale=best.length_scale * factor, noise_std=noise
-        ).error
-        for name, h in (("none", points), ("tight", points / 100))
-        for factor in (0.35, 1.0)
-        for noise in NOISES
-    ]
-    assert best.error <= min(each) + 1e-12
-
-
-def test_a_subset_takes_from_the_largest_classes_only() -> None:
-    codes = np.repeat([0, 1, 2], [50, 20, 3])
-    kept = balanced_subset(codes, 30, np.random.default_rng(0))
-    assert np.bincount(codes[kept]).tolist() == [13, 13, 3]
-    assert (balanced_subset(codes, 73, np.random.default_rng(0)) == np.arange(73)).all()
-
-
-def test_the_online_engine_leaves_rows_out_as_fresh_ones_would() -> None:
-    points, codes = labelled()
-    targets = torch.nn.functional.one_hot(codes).double()
-    engine = ExactGP(40, points.shape[1], 3, kernel=RBF(length_scale=4.0), noise_std=0.3)
-    slots = torch.arange(len(codes)) * 2  # with empty slots between
-    engine.replace(slots, points, targets)
-    left_out = engine.leave_one_out()
-    for i in range(len(codes)):
-        fewer = ExactGP(40, points.shape[1], 3, kernel=RBF(length_scale=4.0), noise_std=0.3)
-        rest = torch.arange(len(codes)) != i
-        fewer.replace(slots[rest], points[rest], targets[rest])
-        query, offset = points[i : i + 1], torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
-        assert left_out.mean[i] - left_out.ones[i] * offset == pytest.approx(
-            fewer.mean(query, offset=offset)[0], abs=1e-10
-        )
-        assert float(left_out.variance[i]) == pytest.approx(float(fewer.variance(query)), abs=1e-10)
 
 
 def test_left_out_scores_count_one_label_less() -> None:

@@ -6,7 +6,7 @@ import torch
 from scipy.stats import binomtest
 
 from semigpc import SemiGPClassifier
-from semigpc.estimator.confidence import Decisions
+from semigpc.estimator.confidence import Decisions, Status
 from semigpc.estimator.promise import make_promise
 from tests.estimator.long_tail import blobs
 
@@ -93,11 +93,12 @@ def test_a_label_given_out_is_the_likeliest_class() -> None:
     differs = answers.codes != answers.likeliest
     assert differs.any()
     assert (answers.likeliest_confidence[differs] >= answers.confidence[differs]).all()
-    assert (answers.status[differs] != 0).all()
+    assert (answers.status[differs] != Status.PSEUDO).all()
     assert (answers.likeliest_confidence[~differs] == answers.confidence[~differs]).all()
     labels = model.label(X[codes < 0])
-    assert (labels[answers.status == 0] == model.classes_[answers.codes[answers.status == 0]]).all()
-    assert (labels[answers.status != 0] == -1).all()
+    given = answers.status == Status.PSEUDO
+    assert (labels[given] == model.classes_[answers.codes[given]]).all()
+    assert (labels[~given] == -1).all()
 
 
 def test_every_row_is_answered_where_nothing_is_promised() -> None:

@@ -6,7 +6,12 @@ import torch
 from torch import Tensor
 
 from semigpc.gp import RBF, ExactGP
-from semigpc.gp.certainty import expected_probability, explained_share, reliability
+from semigpc.gp.certainty import (
+    class_scales,
+    expected_probability,
+    explained_share,
+    reliability,
+)
 
 
 def brute_force(
@@ -100,7 +105,7 @@ def test_many_rows_are_answered_as_one_by_one_without_touching_the_generator(
     logits = torch.randn(50, 6, generator=generator, dtype=torch.float64)
     classes = logits.argmax(dim=1)
     whole = expected_probability(logits, torch.ones_like(logits), classes)
-    monkeypatch.setattr("semigpc.gp.certainty.CELLS", 7 * 256 * 16)
+    monkeypatch.setattr("semigpc.gp.certainty.DRAWN_CELLS", 7 * 256 * 16)
     torch.testing.assert_close(
         expected_probability(logits, torch.ones_like(logits), classes), whole, rtol=0, atol=1e-14
     )
@@ -161,3 +166,13 @@ def test_a_weight_counts_as_so_many_rows() -> None:
     repeated = reliability(confidence[rows], right[rows], bins=10)
     assert weighted[1] == pytest.approx(repeated[1])
     assert weighted[0]["accuracy"] == pytest.approx(repeated[0]["accuracy"])
+
+
+def test_equal_evidence_is_that_of_the_classes_that_are_present() -> None:
+    assert class_scales(torch.tensor([6.0, 6.0])).tolist() == [1, 1]
+    assert class_scales(torch.tensor([6.0, 6.0, 0.0])).tolist() == [1, 1, 0], (
+        "no label, no evidence"
+    )
+    some = class_scales(torch.tensor([[16.0, 4.0, 4.0], [0.0, 3.0, 0.0], [0.0, 0.0, 0.0]]))
+    assert some[0].tolist() == pytest.approx([0.5**0.5, 2**0.5, 2**0.5])
+    assert some[1:].tolist() == [[0, 1, 0], [0, 0, 0]]

@@ -51,7 +51,7 @@ REFUSED: dict[str, tuple[Callable[[ExactGP], object], type[Exception], str]] = {
     "removing a number": (lambda e: e.remove(0), TypeError, "slots must be a torch.Tensor; got int"),  # type: ignore[arg-type]
     "a state without its parts": (lambda e: e.load_state_dict({}), RuntimeError, "Missing key"),
     "removing an empty slot": (lambda e: e.remove(slots(0, 39)), IndexError, "slots must be occupied; slot 39 is empty"),
-    "leaving out an empty slot": (lambda e: e.leave_out(slots(39)), IndexError, "slot 39 is empty"),
+    "leaving out an empty slot": (lambda e: e.leave_block_out(slots(39)), IndexError, "slot 39 is empty"),
     "NaN query": (lambda e: e.mean(with_value(FEATURES, math.nan)), ValueError, "queries must be finite, and so must their squares"),
     "query width": (lambda e: e.variance(FEATURES[:, :4]), ValueError, r"queries must have shape \(any, 16\); got \(3, 4\)"),
     "offset shape": (lambda e: e.mean(FEATURES, offset=torch.zeros(3)), ValueError, r"offset must have shape \(4,\); got \(3,\)"),

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,7 +12,19 @@ import semigpc.gp.scales as module
 from benchmarks.references import kernel_matrix
 from semigpc.gp import NTK, RBF, Clipped, Cosine, Kernel, Laplace
 from semigpc.gp.kernels import squared_distances
-from semigpc.gp.scales import LeaveOneOut, balanced_rows, learn_kernel, scales_of, with_scales
+from semigpc.gp.scales import (
+    GRID_LENGTHS,
+    GRID_NOISES,
+    LeaveOneOut,
+    balanced_subset,
+    choose_by_grid,
+    draw_by_class,
+    learn_kernel,
+    median_distance,
+    neighbour_length_scale,
+    scales_of,
+    with_scales,
+)
 from tests.gp.streams import clusters
 
 KERNELS: list[Kernel] = [
@@ -32,17 +45,77 @@ def rows(generator: torch.Generator) -> tuple[Tensor, Tensor]:
     return features, targets
 
 
-# The objective ------------------------------------------------------------------------------------
-
-
-def refitted(h: Tensor, y: Tensor, kernel: Kernel) -> Tensor:
+def refitted(h: Tensor, y: Tensor, kernel: Kernel, noise_std: float = NOISE) -> Tensor:
     """The mean at every row from a GP that never saw it."""
     means = torch.zeros_like(y)
     for i in range(len(h)):
         rest = torch.arange(len(h)) != i
-        K = kernel_matrix(h[rest], kernel, NOISE)
+        K = kernel_matrix(h[rest], kernel, noise_std)
         means[i] = (kernel(h[i : i + 1], h[rest]) @ torch.linalg.solve(K, y[rest])).squeeze()
     return means
+
+
+# Grid and neighbours ------------------------------------------------------------------------------
+
+
+def test_the_error_of_a_setting_is_that_of_fits_without_each_row(
+    rows: tuple[Tensor, Tensor],
+) -> None:
+    h, y = rows
+    codes = y.argmax(dim=1)
+    setting = choose_by_grid({"none": h}, codes, kernel="rbf", length_scale=0.9, noise_std=0.3)
+    errors = (y - refitted(h, y, RBF(length_scale=0.9), 0.3)).square().sum(dim=1)
+    by_class = [float(errors[codes == c].mean()) for c in range(4)]
+    assert setting.error == pytest.approx(sum(by_class) / 4, rel=1e-9)
+    assert setting[:3] == ("none", 0.9, 0.3)
+
+
+@pytest.mark.parametrize("kernel", ["rbf", "laplace", "cosine"])
+def test_the_best_setting_of_the_grid_is_chosen(kernel: str, rows: tuple[Tensor, Tensor]) -> None:
+    h, y = rows[0], rows[1].argmax(dim=1)
+    points = {"none": h, "tight": h / 100}
+    best = choose_by_grid(points, y, kernel=kernel)
+    each = [
+        choose_by_grid({name: x}, y, kernel=kernel, length_scale=length, noise_std=noise).error
+        for name, x in points.items()
+        for length in [factor * median_distance(x) for factor in GRID_LENGTHS]
+        for noise in GRID_NOISES
+    ]
+    assert best.error == pytest.approx(min(each), rel=1e-9)
+
+
+def test_rows_that_coincide_and_classes_of_one_row_have_a_setting() -> None:
+    same = torch.ones(4, 3)
+    assert median_distance(same) == 1
+    setting = choose_by_grid({"none": same}, torch.arange(4), kernel="rbf")
+    assert setting.length_scale in GRID_LENGTHS
+
+
+def test_a_typical_query_reaches_its_neighbour(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = torch.tensor([[0.0], [10.0], [20.0], [99.0]])
+    queries = torch.tensor([[1.0], [12.0], [23.0], [99.0]])
+    present = torch.tensor([True, True, True, False])
+    expected = (1.5 * 2.0**2) ** 0.5  # nearest rows at 1, 2, 3 and 79: the lower median is 2
+    for chunk in (1, 3, 8192):
+        monkeypatch.setattr(module, "NEIGHBOUR_CHUNK", chunk)
+        assert neighbour_length_scale(queries, rows, present) == pytest.approx(expected)
+    assert neighbour_length_scale(rows, rows) == 1e-3, "rows have no distance to themselves"
+
+
+def test_a_subset_takes_from_the_largest_classes_first() -> None:
+    codes = np.repeat([0, 1, 2, 4], [80, 20, 3, 1])
+    rng = np.random.default_rng(0)
+    kept = balanced_subset(codes, 30, rng)
+    assert np.bincount(codes[kept]).tolist() == [13, 13, 3, 0, 1]
+    assert (np.diff(kept) > 0).all()
+    assert balanced_subset(codes, 200, rng).tolist() == list(range(104))
+    assert np.bincount(codes[balanced_subset(codes, 3, rng)]).tolist() == [1, 1, 1, 0, 1]
+    assert np.bincount(codes[balanced_subset(codes, 4, rng, least=2)]).tolist() == [2, 2, 2, 0, 1]
+    drawn = draw_by_class(codes, np.array([5, 0, 9, 9, 9]), rng)
+    assert np.bincount(codes[drawn]).tolist() == [5, 0, 3, 0, 1]
+
+
+# The objective of learning ------------------------------------------------------------------------
 
 
 @every_kernel
@@ -136,19 +209,13 @@ def test_everything_stays_within_its_bounds(start: float, rows: tuple[Tensor, Te
     assert 0.199 <= found.noise_std / found.kernel.output_scale**0.5 <= 2.01
 
 
-def test_the_same_seed_gives_the_same_bits_and_large_classes_give_way(
+def test_the_same_seed_gives_the_same_bits(
     generator: torch.Generator,
 ) -> None:
-    labels = torch.cat([torch.full((count,), c) for c, count in enumerate((80, 20, 3, 1))])
-    chosen = balanced_rows(labels, 30, generator)
-    assert torch.bincount(labels[chosen]).tolist() == [13, 13, 3, 1]
-    assert torch.equal(chosen, chosen.sort().values)
-    assert torch.equal(balanced_rows(labels, 200, generator), torch.arange(104))
-    assert torch.bincount(labels[balanced_rows(labels, 4, generator)]).tolist() == [2, 2, 2, 1]
+    labels = torch.repeat_interleave(torch.arange(4), torch.tensor([80, 20, 3, 1]))
     h, y = torch.randn(104, 6, generator=generator), F.one_hot(labels).float()
-    seeds = [torch.Generator().manual_seed(seed) for seed in (1, 1, 2)]
     start = RBF(length_scale=1.0)
-    learned = [learn_kernel(h, y, start, 0.3, rows=30, iterations=5, generator=g) for g in seeds]
+    learned = [learn_kernel(h, y, start, 0.3, rows=30, iterations=5, seed=s) for s in (1, 1, 2)]
     assert learned[0] == learned[1] != learned[2]
 
 

@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 from scipy.special import gammaln
 from torch import Tensor
 
+from semigpc.gp.certainty import class_scales
+
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
 LOGIT_SCALES = tuple(float(x) for x in np.geomspace(1.0, 80.0, 40))
@@ -174,15 +176,6 @@ class Calibration(NamedTuple):
         return torch.addcmul(
             self.log_shares.masked_fill(self.counts <= 0, -math.inf), scores, factors
         )
-
-
-def class_scales(counts: Tensor) -> Tensor:
-    """Return sqrt(nbar / n_c) for counts (..., C), equal evidence for every class; 0 for a class
-    without labels.
-    """
-    present = counts > 0
-    n_bar = counts.sum(dim=-1, keepdim=True) / present.sum(dim=-1, keepdim=True).clamp_min(1)
-    return torch.where(present, (n_bar / counts.clamp_min(1e-9)).sqrt(), 0.0)
 
 
 def left_out_scores(

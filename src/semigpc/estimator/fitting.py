@@ -4,7 +4,6 @@ probabilities.
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, Literal, NamedTuple, Self
@@ -18,16 +17,16 @@ from semigpc.estimator.confidence import (
     Decisions,
     Integers,
     best_logit_scale,
-    class_scales,
     estimate_shares,
     left_out_scores,
 )
 from semigpc.estimator.memory import Memory
 from semigpc.estimator.promise import Promise, make_promise
 from semigpc.estimator.scaling import SCALINGS, Scaling, fit_scalings
-from semigpc.gp import KERNELS, Kernel, LeftOut
-from semigpc.gp.certainty import auto_logit_scale
-from semigpc.gp.kernels import squared_distances
+from semigpc.gp import Kernel, LeftOut
+from semigpc.gp.certainty import auto_logit_scale, class_scales
+from semigpc.gp.kernels import make_kernel
+from semigpc.gp.scales import Setting, balanced_subset, choose_by_grid
 from semigpc.io.threads import suited_to
 
 TUNED = (
@@ -49,23 +48,6 @@ UNIT_KERNELS = (
     "laplace",
     "cosine",
 )  # k(h, h) = 1: variances are shares of the prior variance
-LENGTHS = (
-    0.25,
-    0.35,
-    0.5,
-    0.7,
-    1.0,
-    1.4,
-    2.0,
-    3.0,
-    4.0,
-)  # in median distances between labelled points
-NOISES = (
-    0.2,
-    0.32,
-    0.55,
-    1.0,
-)  # sigma, beside an output scale of 1; with less, rows of one class have weights that cancel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,15 +261,6 @@ def _rounds(scores: Tensor, rows: TrainingRows, options: FitOptions, memory: Mem
 # Hyper-parameters ---------------------------------------------------------------------------------
 
 
-class Setting(NamedTuple):
-    """Scaling, length-scale and noise, and their class-balanced squared leave-one-out error."""
-
-    scaling: str
-    length_scale: float
-    noise_std: float
-    error: float
-
-
 def _choose_setting(
     X: NDArray[np.float32],
     codes: Integers,
@@ -299,7 +272,7 @@ def _choose_setting(
     tuned = labelled[balanced_subset(codes[labelled], TUNED, rng)]
     _, dense = np.unique(codes[tuned], return_inverse=True)
     with suited_to(len(tuned) ** 2):  # eigenvectors are mostly products of a matrix and a vector
-        setting = tune(
+        setting = choose_by_grid(
             {name: scaling(X[tuned]) for name, scaling in scalings.items()},
             torch.from_numpy(dense),
             kernel=options.kernel,
@@ -307,90 +280,6 @@ def _choose_setting(
             noise_std=options.noise_std,
         )
     return scalings[setting.scaling], setting
-
-
-def make_kernel(name: str, length_scale: float) -> Kernel:
-    """Return the kernel of this name with output scale 1, so that variances are shares of the prior
-    variance.
-    """
-    kind: Any = KERNELS[name]
-    kernel: Kernel = kind() if name == "cosine" else kind(length_scale=length_scale)
-    return kernel
-
-
-def balanced_subset(
-    codes: NDArray[np.int64], size: int, rng: np.random.Generator
-) -> NDArray[np.int64]:
-    """Return sorted positions of at most ``size`` rows: all rows of small classes, and equally many
-    of each larger one.
-    """
-    if len(codes) <= size:
-        return np.arange(len(codes))
-    counts = np.bincount(codes)
-    cap = max(
-        (cap for cap in range(1, counts.max() + 1) if np.minimum(counts, cap).sum() <= size),
-        default=1,
-    )
-    kept = [rng.permutation(np.flatnonzero(codes == c))[:cap] for c in np.flatnonzero(counts)]
-    return np.sort(np.concatenate(kept))
-
-
-def tune(
-    points: Mapping[str, Tensor],
-    codes: Tensor,
-    *,
-    kernel: str,
-    length_scale: float | None,
-    noise_std: float | None,
-) -> Setting:
-    """Return the setting of least leave-one-out error, in closed form and with every class counting
-    the same.
-
-        K = k(h, h) + sigma^2 I        mu_-i = y_i - [K^-1 Y]_i / (K^-1)_ii
-        error = 1/C sum_c 1/n_c sum_{i in c} |y_i - mu_-i|^2
-
-    A row that is alone in its class does not count, since the others contain nothing about that
-    class. One eigendecomposition of k(h, h) is used for every sigma: a length-scale costs O(n^3),
-    each sigma O(n^2 C).
-
-    Args:
-        points: labelled points (n, D) under each scaling to choose from.
-        codes: (n,) classes 0 .. C - 1.
-        kernel: its name.
-        length_scale, noise_std: fixed, or None to choose from a grid.
-    """
-    counts = torch.bincount(codes).double()
-    targets = torch.nn.functional.one_hot(codes, len(counts)).double()
-    weights = torch.where(counts[codes] > 1, 1 / counts[codes], 0.0)
-    weights = (
-        weights / weights.sum()
-        if bool(weights.any())
-        else torch.full_like(weights, 1 / len(weights))
-    )
-    settings = []
-    for name, scaled in points.items():
-        h = scaled.double()
-        lengths: Sequence[float] = [length_scale] if length_scale is not None else _lengths(h)
-        for length in lengths if kernel != "cosine" else lengths[:1]:
-            values, vectors = torch.linalg.eigh(make_kernel(kernel, length)(h, h))
-            rotated = vectors.mT @ targets
-            for noise in NOISES if noise_std is None else (noise_std,):
-                inverse = 1 / (values.clamp_min(0) + noise**2)
-                alpha = vectors @ (inverse.unsqueeze(1) * rotated)
-                residuals = alpha / (vectors.square() @ inverse).unsqueeze(1)
-                error = float(weights @ residuals.square().sum(dim=1))
-                settings.append(Setting(name, float(length), float(noise), error))
-    return min(settings, key=lambda setting: setting.error)
-
-
-def _lengths(points: Tensor) -> list[float]:
-    """Return the grid around the median distance between different points (n, D); around 1 if all
-    coincide.
-    """
-    distances = squared_distances(points, points).flatten()
-    apart = distances[distances > 1e-12]
-    median = float(apart.median().sqrt()) if len(apart) else 1.0
-    return [factor * median for factor in LENGTHS]
 
 
 # Self-training ------------------------------------------------------------------------------------

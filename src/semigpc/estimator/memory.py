@@ -15,9 +15,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from semigpc.estimator.confidence import class_scales
 from semigpc.estimator.posterior import Posterior, Scored
 from semigpc.gp import ExactGP, Kernel, LeftOut, exact
+from semigpc.gp.certainty import class_scales
+from semigpc.gp.scales import balanced_quota
 from semigpc.io.threads import suited_to
 
 Integers = NDArray[np.int64]
@@ -543,12 +544,8 @@ def deal(codes: Integers, size: int, rng: np.random.Generator) -> list[Integers]
     counts = np.bincount(codes)
     members = -(-len(codes) // max(1, int(DEALT * size)))
     shares = -(-counts // members)
-    common, above = 0, int(shares.max()) + 1  # bounds of the rows of a class that fit into a member
-    while above - common > 1:
-        middle = (common + above) // 2
-        fits = np.maximum(shares, np.minimum(counts, middle)).sum() <= size
-        common, above = (middle, above) if fits else (common, middle)
-    taken = np.maximum(shares, np.minimum(counts, common))
+    quota = min(balanced_quota(counts, size, least=shares), int(shares.max()))
+    taken = np.maximum(shares, np.minimum(counts, quota))
     orders = [rng.permutation(np.flatnonzero(codes == c)) for c in range(len(counts))]
     parts = []
     for member in range(members):

@@ -12,6 +12,7 @@ from torch.linalg import cholesky_ex, solve_triangular
 
 from semigpc.gp.engine import Engine, Expansion, NotPositiveDefiniteError
 from semigpc.gp.kernels import Kernel, square_norms
+from semigpc.gp.scales import left_out_block, left_out_residuals
 from semigpc.gp.tiles import DelayedInverse, rounding_floor
 
 logger = logging.getLogger(__name__)
@@ -232,24 +233,8 @@ class ExactGP(Engine):
         return weights
 
     @torch.no_grad()
-    def leave_out(self, slots: Tensor) -> Tensor:
-        """Return the mean at slots I from the buffer WITHOUT them: y_I - P[I, I]^-1 alpha_I, (I,
-        C). O(I N + I^3).
-
-        Args:
-            slots: (I,) occupied slots, left out together.
-        """
-        slots = self._checked_slots(slots, occupied=True).to(self.device)
-        alpha = self.solution[: self.n_classes, slots].mT
-        left_out: Tensor = self.targets[slots] - torch.linalg.solve(
-            self.inverse.rows(slots)[:, slots], alpha
-        )
-        return left_out
-
-    @torch.no_grad()
     def leave_one_out(self) -> LeftOut:
-        """Return every occupied slot left out alone: y_i - alpha_i / P_ii, variance 1 / P_ii -
-        sigma^2. O(N^2 + N C).
+        """Return every occupied slot predicted by all others. O(N^2 + N C).
 
         ``ones`` is the mean that targets of 1 would have: ``mean - ones * offset`` is that of
         targets less an offset.
@@ -258,27 +243,23 @@ class ExactGP(Engine):
         rows = [
             self.inverse.rows(chunk).gather(1, chunk.unsqueeze(1)) for chunk in slots.split(CHUNK)
         ]
-        diagonal = torch.cat(rows) if rows else self.targets.new_zeros(0, 1)
-        return self._left_out(slots, self.solution[:, slots].mT / diagonal, 1 / diagonal.squeeze(1))
+        diagonal = torch.cat(rows).squeeze(1) if rows else self.targets.new_zeros(0)
+        residuals = left_out_residuals(self.solution[:, slots].mT, diagonal)
+        return self._left_out(slots, residuals, 1 / diagonal)
 
     @torch.no_grad()
     def leave_block_out(self, slots: Tensor) -> LeftOut:
-        """Return slots (m,) that are all left out together: y_F - P_FF^-1 alpha_F. O(m^3 + m N)."""
-        factor = torch.linalg.cholesky(self.inverse.rows(slots)[:, slots])
-        spread = torch.cholesky_inverse(factor).diagonal()
-        return self._left_out(
-            slots, torch.cholesky_solve(self.solution[:, slots].mT, factor), spread
-        )
+        """Return occupied slots (m,) that are all left out together. O(m^3 + m N)."""
+        slots = self._checked_slots(slots, occupied=True).to(self.device)
+        block = self.inverse.rows(slots)[:, slots]
+        return self._left_out(slots, *left_out_block(self.solution[:, slots].mT, block))
 
-    def _left_out(self, slots: Tensor, residuals: Tensor, spread: Tensor) -> LeftOut:
-        """Return the targets of slots (n,) less residuals (n, C + 1), and the variance, spread (n,)
-        less the noise.
-        """
-        means = (
-            torch.cat([self.targets[slots], torch.ones_like(residuals[:, :1])], dim=1) - residuals
-        )
-        variance = (spread - self.noise_std**2).clamp_min(0)
-        return LeftOut(means[:, : self.n_classes], means[:, self.n_classes], variance)
+    def _left_out(self, slots: Tensor, residuals: Tensor, variance: Tensor) -> LeftOut:
+        """Return targets less residuals (n, C + 1), and the variance (n,) less the noise."""
+        ones = torch.ones_like(residuals[:, :1])
+        means = torch.cat([self.targets[slots], ones], dim=1) - residuals
+        noise_free = (variance - self.noise_std**2).clamp_min(0)
+        return LeftOut(means[:, : self.n_classes], means[:, self.n_classes], noise_free)
 
     @torch.no_grad()
     def covariance(self, queries: Tensor, others: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ it here and list it in ``KERNELS``.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -197,6 +197,18 @@ KERNELS: dict[str, type[Any]] = {  # dataclasses that implement Kernel
     "cosine": Cosine,
     "ntk": NTK,
 }
+
+
+def has_length_scale(name: str) -> bool:
+    """Return whether the kernel of this name has a length-scale."""
+    return any(field.name == "length_scale" for field in fields(KERNELS[name]))
+
+
+def make_kernel(name: str, length_scale: float) -> Kernel:
+    """Return the kernel of this name with output scale 1; ``length_scale`` if it has one."""
+    kind = KERNELS[name]
+    kernel: Kernel = kind(length_scale=length_scale) if has_length_scale(name) else kind()
+    return kernel
 
 
 def _directions(x: Tensor) -> Tensor:

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from semigpc.estimator import LeftOutLabels, SemiGPClassifier
 from semigpc.estimator.peers import EMBEDDING_WIDTH, PEERS, fit_peer
 from semigpc.gp.certainty import reliability
+from semigpc.gp.scales import draw_by_class
 
 MOST_LABELS = (
     2000  # that other methods are compared on; of more, a like share of every class is drawn
@@ -191,13 +192,8 @@ def _draw(codes: Codes, seed: int) -> Codes:
     """
     if len(codes) <= MOST_LABELS:
         return np.arange(len(codes))
-    rng = np.random.default_rng(seed)
     wanted = np.maximum(2, np.bincount(codes) * MOST_LABELS // len(codes))
-    return np.sort(
-        np.concatenate(
-            [rng.permutation(np.flatnonzero(codes == c))[:n] for c, n in enumerate(wanted.tolist())]
-        )
-    )
+    return draw_by_class(codes, wanted, np.random.default_rng(seed))
 
 
 # Holding labels out -------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ how each is built.
 
 import logging
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
@@ -23,6 +23,7 @@ from semigpc.gp import (
     spread_out,
 )
 from semigpc.gp.certainty import auto_logit_scale
+from semigpc.gp.kernels import has_length_scale, make_kernel
 from semigpc.io.text import unknown_name
 from semigpc.refiners.base import PlacementConfig
 
@@ -297,7 +298,7 @@ class GPConfig(PlacementConfig):
     @property
     def has_length_scale(self) -> bool:
         """Whether the kernel has one."""
-        return any(field.name == "length_scale" for field in fields(KERNELS[self.kernel]))
+        return has_length_scale(self.kernel)
 
     def starting_scales(self, n_classes: int) -> dict[str, float]:
         """Return length_scale and logit_scale as configured, or where "auto" starts."""
@@ -381,6 +382,5 @@ def build_kernel(config: GPConfig, length_scale: float | None = None) -> Kernel:
     """Return the kernel that a config names; ``length_scale`` instead of its own, if given."""
     if length_scale is None:
         length_scale = START_LENGTH if config.length_scale == "auto" else config.length_scale
-    kind = KERNELS[config.kernel]
-    kernel: Kernel = kind(length_scale=length_scale) if config.has_length_scale else kind()
+    kernel = make_kernel(config.kernel, length_scale)
     return Clipped(kernel, config.kernel_clip) if config.kernel_clip else kernel

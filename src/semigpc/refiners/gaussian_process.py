@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from semigpc.gp import ExactGP, KernelHead
-from semigpc.gp.certainty import expected_probability, explained_share
+from semigpc.gp.certainty import class_scales, expected_probability, explained_share
 from semigpc.pseudo_labels import one_hot
 from semigpc.refiners.base import Moment, Placement, Refiner, Site
 from semigpc.refiners.buffers import build_buffer
@@ -161,9 +161,7 @@ class GaussianProcessRefiner(Refiner):
         if self.config.class_prior == "none":
             return None
         counts = self.buffer.entries.class_counts().double()
-        return _ClassPrior(
-            counts / counts.sum().clamp_min(1), (counts.mean() / counts.clamp_min(1)).sqrt()
-        )
+        return _ClassPrior(counts / counts.sum().clamp_min(1), class_scales(counts))
 
     def _copies(self, queries: Tensor, index: Tensor, prior: "_ClassPrior | None") -> Tensor:
         """What the entries of the same images add to the mean, (M, C), with equal evidence for all

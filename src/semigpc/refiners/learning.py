@@ -82,7 +82,7 @@ class KernelLearner(nn.Module):
             *self._kernel(),
             logit_scale=float(logit_scale),
             rows=ROWS_LEARNED_FROM,
-            generator=torch.Generator().manual_seed(step),
+            seed=step,
         )
         if found.improved:
             self._go_on(engine, scales_of(found.kernel, found.noise_std), step)

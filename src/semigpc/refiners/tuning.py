@@ -9,25 +9,22 @@ import torch
 from torch import Tensor
 
 from semigpc.gp import Engine, NotPositiveDefiniteError
-from semigpc.gp.kernels import squared_distances
+from semigpc.gp.scales import neighbour_length_scale
 from semigpc.refiners.engines import GPConfig, build_kernel
 from semigpc.types import HostState
 
 logger = logging.getLogger(__name__)
 
 RECENT = 512  # weak views looked at
-NEIGHBOURHOOD = 1.5  # l^2 over the median squared distance to the nearest labelled row
 COVERED = 0.8  # share of recent views that reach a confidence of SURE
 # above the usual threshold of 0.95, so that alignment and smoothing, as in SimMatch, leave most
 # above it too
 SURE = 0.999
-SMALLEST_LENGTH = 1e-3  # views that are labelled images themselves have no distance
 CHANGED = 0.1  # change of log l that is worth rebuilding the engine
 STEPS = 50  # between two looks
 # steps between two rebuilds of the engine: at least N / 4, since a rebuild costs as much as N / B
 # updates
 ROWS_PER_STEP = 4
-CHUNK = 8192  # rows of the buffer compared at once
 LOGIT_SCALES = (0.1, 1e4)  # lambda lies between these
 HALVINGS = 20  # of the range of log lambda, which is then right to 1e-5
 
@@ -115,13 +112,8 @@ class ScaleTuner(HostState):
         """
         if not self.tunes_length or step < int(self.rebuild_due):
             return
-        views, there = self.views.to(engine.dtype), engine.occupied.split(CHUNK)
-        nearest = [
-            squared_distances(views, rows).masked_fill(~occupied, torch.inf).amin(dim=1)
-            for rows, occupied in zip(engine.features.split(CHUNK), there, strict=True)
-        ]
-        median = torch.stack(nearest).amin(dim=0).median()
-        length = max(float((NEIGHBOURHOOD * median).sqrt()), SMALLEST_LENGTH)
+        views = self.views.to(engine.dtype)
+        length = neighbour_length_scale(views, engine.features, engine.occupied)
         if abs(math.log(length / float(self.length_scale))) > CHANGED:
             before = self.length_scale.clone()
             self.length_scale.fill_(length)

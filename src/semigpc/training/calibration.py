@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 from torch import Tensor, nn
 
+from semigpc.gp.scales import neighbour_length_scale
 from semigpc.refiners import GaussianProcessRefiner, GPConfig
-from semigpc.refiners.tuning import NEIGHBOURHOOD
 from semigpc.training.metrics import Head
 
 Floats = NDArray[np.float64]
@@ -174,10 +174,9 @@ def predicted_by_halves(
         nn.functional.normalize(rows.float(), dim=1) for rows in (features, unlabeled)
     )
     used = features[torch.from_numpy(np.union1d(*halves)).to(features.device)]
-    nearest = torch.cdist(unlabeled, used).amin(dim=1).median()
     config = GPConfig(
         buffer_size=len(used),
-        length_scale=max(float(NEIGHBOURHOOD**0.5 * nearest), 1e-3),
+        length_scale=neighbour_length_scale(unlabeled, used),
         noise_std=NOISE_STD,
         logit_scale=1.0,
         class_prior="frequency",
