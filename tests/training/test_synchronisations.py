@@ -165,10 +165,8 @@ def test_scales_that_follow_the_features_wait_at_a_look_alone(
     assert [step for step, waits in enumerate(more) if waits] == [1, 5, 9]
     for waits in more:
         rooms = Counter(where.partition(":")[0] for _, where in waits.elements())
-        assert rooms["refiners/tuning.py"] <= 1, waits
-        assert set(rooms) <= {"refiners/tuning.py", "gp/engine.py", "gp/exact.py", "gp/tiles.py"}, (
-            waits
-        )
+        assert rooms["gp/scales.py"] <= 1, waits
+        assert set(rooms) <= {"gp/scales.py", "gp/engine.py", "gp/exact.py", "gp/tiles.py"}, waits
         assert waits.total() <= BUDGET["exact"], waits
 
 
