@@ -31,6 +31,7 @@ from semigpc.training.inference import load_run
 from semigpc.training.metrics import PseudoLabelStats
 from semigpc.training.run_folder import read_checkpoint
 from semigpc.types import Batch
+from tests.batteries import combinations
 from tests.pretend_device import CUDA, PretendDevice
 from tests.training.small_runs import small_run
 
@@ -63,14 +64,14 @@ def train_on(gpu: PretendDevice, experiment: Experiment, path: Path) -> None:
 # Every part ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("refiner", REFINERS)
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize(("algorithm", "refiner"), combinations(list(ALGORITHMS), list(REFINERS)))
 def test_algorithm_and_refiner(
     algorithm: str, refiner: str, gpu: PretendDevice, tmp_path: Path
 ) -> None:
     train_on(gpu, tiny_run(algorithm, refiner), tmp_path / "run")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
@@ -96,6 +97,7 @@ def test_engine_kernel_and_precision(settings: str, gpu: PretendDevice, tmp_path
     train_on(gpu, tiny_run("fixmatch", "gp", *settings.split()), tmp_path / "run")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("addon", [name for name in ADDONS if name != "none"])
 def test_addon(addon: str, gpu: PretendDevice, tmp_path: Path) -> None:
     config = CoSSLConfig(warmup=0.5, start_steps=2) if addon == "cossl" else ADDONS[addon].config()
@@ -113,6 +115,7 @@ class _Copier(Listener):
             shutil.copytree(self.run, self.run.with_name("killed"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "algorithm", ["remixmatch", "npmatch"]
 )  # these draw random numbers on the device

@@ -324,6 +324,7 @@ def test_a_broken_checkpoint(trained: Trained, tmp_path: Path) -> None:
     refused("evaluate", run, "--checkpoint", "best", code=1, words="it had no validation images")
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_no_number(tmp_path: Path) -> None:
     wild = ("--set", "train.lr=1e30", "--set", "train.warmup_steps=0", "--steps", "20")
     refused(

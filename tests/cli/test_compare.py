@@ -64,6 +64,7 @@ def test_compare_writes_tables_and_a_page_for_each_ratio(tmp_path: Path) -> None
         assert config["refiner"]["warmup_steps"] == 2
 
 
+@pytest.mark.slow
 def test_compare_takes_own_images_and_holds_some_labels_out(tmp_path: Path) -> None:
     photos = make_folder(tmp_path, labels=(10, 6, 5), unlabeled=6, test=0)
     out = tmp_path / "out"
@@ -108,6 +109,7 @@ def test_compare_takes_own_images_and_holds_some_labels_out(tmp_path: Path) -> N
     assert json.loads((out / "figures.json").read_text())["comparisons"] == figures["comparisons"]
 
 
+@pytest.mark.slow
 def test_compare_judges_by_test_images_where_there_are_any(tmp_path: Path) -> None:
     photos = make_folder(tmp_path)
     tables = ("--labels", tmp_path / "labels.csv", "--test", tmp_path / "test.csv")
@@ -151,6 +153,7 @@ def test_compare_takes_arrays(tmp_path: Path) -> None:
     assert "own, 1 seed" in done.stdout
 
 
+@pytest.mark.slow
 def test_compare_works_with_two_classes_and_notes_a_refiner_that_is_never_used(
     tmp_path: Path,
 ) -> None:

@@ -66,6 +66,7 @@ def test_the_example_of_the_docs_says_what_predict_says(
     assert float(confidence) == pytest.approx(row["confidence"], abs=1e-4)
 
 
+@pytest.mark.slow
 def test_the_other_format_and_head_as_json(run: Path) -> None:
     done = semigpc(
         "export", run, "--format", "torch", "--head", "gp", "--checkpoint", "last", "--json"
@@ -81,6 +82,7 @@ def test_the_other_format_and_head_as_json(run: Path) -> None:
     assert (run / "export" / "model.onnx").exists()  # the two live side by side
 
 
+@pytest.mark.slow
 def test_nothing_is_replaced_unless_asked(run: Path, tmp_path: Path) -> None:
     out = tmp_path / "model.pt2"
     out.write_text("mine")

@@ -106,6 +106,7 @@ def test_training_computes_features_and_learns_from_them(cached: Cached) -> None
     assert {path.name.partition("-")[0] for path in cached.shards} == {"key.json", "views", "plain"}
 
 
+@pytest.mark.slow
 @needs_package
 def test_photographs_train_on_the_frozen_network_and_the_first_line_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

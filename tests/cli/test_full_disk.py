@@ -156,6 +156,7 @@ def _skip_all(session: Session) -> None:
         session.skip(row)
 
 
+@pytest.mark.slow
 def test_review(disk: Disk) -> None:
     out = make_labelled(disk.path)
     session = open_session(out)

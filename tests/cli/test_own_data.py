@@ -147,6 +147,7 @@ def test_parquet_labels_mean_the_same_as_csv(trained: Trained, tmp_path: Path) -
     assert splits[0] == splits[1]
 
 
+@pytest.mark.slow
 def test_class_folders_with_a_validation_part(tmp_path: Path) -> None:
     photos = make_class_folders(tmp_path / "photos", {"zero": 8, "one": 6, "two": 5}, unlabeled=4)
     judged = make_class_folders(tmp_path / "judged", dict.fromkeys(CLASSES, 3), skip=40)

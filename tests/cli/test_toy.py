@@ -103,6 +103,7 @@ def test_help_says_what_to_look_at() -> None:
         assert words in " ".join(done.stdout.split())
 
 
+@pytest.mark.slow
 def test_json_stands_alone_on_standard_output_and_holds_every_figure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

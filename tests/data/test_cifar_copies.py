@@ -66,6 +66,7 @@ def test_the_jpeg_copy_of_cifar10_is_complete() -> None:
     assert data.sha256.startswith("e3a8c770a5a10e6b")
 
 
+@pytest.mark.slow
 def test_a_zip_file_is_read_in_worker_processes(copy: Path, tmp_path: Path) -> None:
     data = load(config(zipped(copy, tmp_path / "copy.zip")), seed=0)
     assert data.labeled[0].size == (8, 8)  # so that the file is open here too

@@ -172,6 +172,7 @@ def test_a_batch_is_normalised_in_all_its_parts() -> None:
     assert torch.equal(ready.index, batch.index)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_unreadable_image_stops_the_run_with_its_path(tmp_path: Path, workers: int) -> None:
     write_images(tmp_path, {"ant": 4, "bee": 4})

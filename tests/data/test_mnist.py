@@ -156,6 +156,7 @@ def test_settings_are_long_tailed_or_balanced_labels() -> None:
         mnist(setting="C")  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_the_recipe_trains_on_the_files_of_root(npz: Path, tmp_path: Path) -> None:
     small = (
         "data.split.labeled_head=5",

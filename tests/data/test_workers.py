@@ -36,6 +36,7 @@ def test_workers_stop_for_nobody_but_the_main_process() -> None:
     assert worker.exitcode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_error_leaves_the_stream_as_the_paragraph_it_is(workers: int) -> None:
     squares = InOrder(Squares(), range(10, 16), workers, prefetch=2)

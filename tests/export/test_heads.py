@@ -76,6 +76,9 @@ class Compared(NamedTuple):
     said: dict[str, dict[str, Floats]]
 
 
+pytestmark = pytest.mark.slow  # importing the exporters takes seconds
+
+
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory: pytest.TempPathFactory) -> Compared:
     classifier, folder = network(), tmp_path_factory.mktemp("models")
@@ -154,7 +157,6 @@ class Angular:
         return x.new_ones(len(x))
 
 
-@pytest.mark.slow
 def test_what_onnx_runtime_cannot_compute_is_refused_and_torch_can(tmp_path: Path) -> None:
     classifier = network()
     refiner = gp(classifier)

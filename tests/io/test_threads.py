@@ -163,6 +163,7 @@ class Counted(Dataset[int]):
         )
 
 
+@pytest.mark.slow
 def test_a_worker_process_uses_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         monkeypatch.setenv(name, "2")

@@ -140,11 +140,13 @@ def check(ended: list[dict[str, str]], count: int) -> None:
     )
 
 
+@pytest.mark.slow
 def test_good_files_are_read(ended: list[dict[str, str]]) -> None:
     good = [line["outcome"] for line in ended if "-good-" in line["file"]]
     assert good == ["read"] * len(originals())
 
 
+@pytest.mark.slow
 def test_damaged_files_are_refused_or_read(ended: list[dict[str, str]]) -> None:
     check(
         [line for line in ended if "-good-" not in line["file"] and "-absurd" not in line["file"]],
@@ -158,6 +160,7 @@ def test_many_damaged_files_are_refused_or_read(tmp_path: Path) -> None:
     check(read_all(tmp_path), CASES)
 
 
+@pytest.mark.slow
 def test_absurd_sizes_take_neither_memory_nor_time(ended: list[dict[str, str]]) -> None:
     absurd = {line["file"]: line for line in ended if "-absurd" in line["file"]}
     assert [line for line in absurd.values() if line["outcome"] != "refused"] == []

@@ -259,6 +259,7 @@ def test_keys_depend_on_the_row_alone_and_the_bound_leaves_enough_of_them() -> N
     assert sample_bound(1000, 500) == 1.0
 
 
+@pytest.mark.slow
 def test_partitions_get_the_labels_of_the_local_engine(tmp_path: Path) -> None:
     x = X.copy()
     x[[5, 2650]] = np.nan

@@ -35,6 +35,9 @@ from tests.labeling.samples import labels_of, write_labels
 on_ray = pytest.mark.slow  # workers take their time to import what they need
 
 
+pytestmark = pytest.mark.slow  # starting Ray takes seconds
+
+
 @pytest.fixture(scope="module")
 def instance() -> Iterator[Any]:
     """Two workers at most and little memory; left alone by the engine, which did not start it."""
@@ -192,6 +195,7 @@ class Dying(Labelling):
         return super().__call__(number)
 
 
+@pytest.mark.nightly
 @on_ray
 def test_a_killed_worker_costs_its_partition_and_nothing_else(
     both: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

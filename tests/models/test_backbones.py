@@ -171,6 +171,7 @@ def _fill(module: nn.Module) -> None:
         parameter.fill_(0.25)
 
 
+@pytest.mark.slow
 def test_timm_is_imported_only_when_asked_for() -> None:
     code = (
         "import sys, semigpc.models as m; m.build_model(m.ModelConfig(), 3).layer_ids(); "

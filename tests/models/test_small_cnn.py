@@ -47,6 +47,7 @@ def test_the_default_is_128_features_wide_and_ends_in_relu(generator: torch.Gene
     assert (features >= 0).all()
 
 
+@pytest.mark.slow
 def test_learns_digits(generator: torch.Generator) -> None:
     digits = load_digits()
     images = torch.tensor(digits.images / 8 - 1, dtype=torch.float32)[:, None].expand(-1, 3, -1, -1)

@@ -62,6 +62,7 @@ def test_a_unit_is_its_formula(activate_shortcut: bool, generator: torch.Generat
     torch.testing.assert_close(unit(x), shortcut + residual)
 
 
+@pytest.mark.slow
 def test_only_the_first_unit_activates_its_shortcut() -> None:
     units = [unit for block in WideResNet().blocks for unit in block]  # type: ignore[attr-defined]
     assert [unit.activate_shortcut for unit in units] == [True] + [False] * 11

@@ -75,6 +75,7 @@ PROMISE: dict[str, Any] = {
 PROMISE |= {"labels": 40, "without": [], "needed": {}}
 
 
+@pytest.mark.slow
 def test_promise_and_confidence_are_stated_apart(tmp_path: Path) -> None:
     written = page_of(tmp_path, make_facts(promise=PROMISE))
     assert "95% of the labels given out are right, with probability 90%" in written
@@ -97,6 +98,7 @@ def test_promise_and_confidence_are_stated_apart(tmp_path: Path) -> None:
     assert "Labels could be given out with a promise of 80%." in written
 
 
+@pytest.mark.slow
 def test_classes_that_get_nothing_are_named_before_anything_else(page: str, tmp_path: Path) -> None:
     assert "No new labels" not in page
     promise = PROMISE | {"without": ["class 8", "class 9"], "needed": {"class 8": 6, "class 9": 6}}
@@ -138,6 +140,7 @@ def test_ticks_are_written_as_they_stand() -> None:
         assert float(text.get_text().removesuffix("%")) == pytest.approx(100 * place)
 
 
+@pytest.mark.slow
 def test_images_are_inside_of_the_page_beside_their_rows(tmp_path: Path) -> None:
     facts = make_facts()
     suspect, outlier = facts["suspects"][0]["id"], facts["outliers"][0]["id"]

@@ -65,16 +65,14 @@ def assert_same_end(one: Path, other: Path) -> None:
     assert lines(one) == lines(other)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("algorithm", "workers"), [("fixmatch", 1), *((algorithm, 0) for algorithm in ALGORITHMS)]
 )
-def test_a_killed_run_resumes_to_the_same_bits(
+def test_a_killed_process_resumes_to_the_same_bits(
     algorithm: str, workers: int, tmp_path: Path
 ) -> None:
-    """With a loader's worker once: batches are the same with any number of them, so that no
-    algorithm can tell.
-    """
+    """One run has a loader's worker: batches are the same with any number of them."""
     experiment = small_run(algorithm, "gp", f"train.workers={workers}")
     step = random.Random().randrange(8, STEPS - 2)  # a different one every time: it must not matter
     kill_at(step, experiment, tmp_path / "killed", tmp_path)
@@ -93,6 +91,17 @@ class Copier(Listener):
     def step(self, step: int) -> None:
         if step == 14:
             shutil.copytree(self.run, self.run.with_name("killed"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_an_interrupted_run_resumes_to_the_same_bits(algorithm: str, tmp_path: Path) -> None:
+    experiment = small_run(algorithm, "gp")
+    whole = tmp_path / "whole"
+    killed = tmp_path / "killed"
+    train(experiment, whole, listener=Copier(whole))
+    train(experiment, killed, resume=True)
+    assert_same_end(killed, whole)
 
 
 @pytest.mark.parametrize("engine", ["exact", "ensemble"])
