@@ -18,7 +18,7 @@ from PIL import Image
 from semigpc.cli import live
 from semigpc.models import ModelConfig, build_model
 from semigpc.paper.fgvc import BENCHMARKS
-from semigpc.paper.scales import weight_file
+from semigpc.paper.recipes import weight_file
 from semigpc.training import Listener, RunFolder
 from semigpc.training.run_folder import read_checkpoint
 from tests.cli.calls import refused, semigpc

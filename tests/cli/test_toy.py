@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from semigpc.cli import app as semigpc_app
 from semigpc.cli.toy import toy
+from semigpc.paper.plots import CLASSIFIER_NAMES
 from semigpc.paper.toy import toy_figures
-from semigpc.paper.toy_figures import NAMES
 
 app = typer.Typer()
 app.command()(toy)
@@ -23,7 +23,7 @@ runner = CliRunner(env={"COLUMNS": "80"})
 def coarse_maps() -> Iterator[None]:
     """The maps are not looked at here, so a few points a side will do."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("semigpc.paper.toy_figures.RESOLUTION", 12)
+        patch.setattr("semigpc.paper.plots.MAP_POINTS", 12)
         yield
 
 
@@ -57,9 +57,11 @@ def test_tables_hold_every_figure_and_fit_80_characters(printed: str) -> None:
             f"{value:.3f}"
             for value in (entry.disagreement, entry.minority, entry.outlier, min(entry.centres))
         )
-        assert f"{entry.length_scale:g} {NAMES[entry.classifier]} {numbers}" in rows
+        assert f"{entry.length_scale:g} {CLASSIFIER_NAMES[entry.classifier]} {numbers}" in rows
     for one, mean in zip(figures.propagation, figures.propagation_mean, strict=True):
-        start = f"{one.length_scale:g} {NAMES[one.classifier]} {100 * one.accuracy:.1f} ({100 * mean.accuracy:.1f}) "
+        name = CLASSIFIER_NAMES[one.classifier]
+        accuracies = f"{100 * one.accuracy:.1f} ({100 * mean.accuracy:.1f})"
+        start = f"{one.length_scale:g} {name} {accuracies} "
         assert any(row.startswith(start) for row in rows)
 
 

@@ -6,9 +6,10 @@ from typing import Literal
 import pytest
 
 from semigpc.algorithms import ALGORITHMS, ReMixMatchConfig
-from semigpc.data import CifarConfig, FGVCConfig
+from semigpc.data import CifarConfig
 from semigpc.models.backbones import input_statistics
-from semigpc.paper.scales import shorten, shrink
+from semigpc.paper.fgvc import FGVCConfig
+from semigpc.paper.recipes import shorten, shrink
 from semigpc.paper.tables import cifar10_lt, fgvc
 from semigpc.refiners import GPConfig
 from semigpc.training import Experiment

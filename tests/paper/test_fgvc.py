@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from semigpc.algorithms import FixMatchConfig
-from semigpc.data import AugmentConfig, FGVCConfig, Splits
+from semigpc.data import AugmentConfig, Splits
 from semigpc.io.errors import DataError
 from semigpc.models import ModelConfig
-from semigpc.paper.fgvc import BENCHMARKS, load
+from semigpc.paper.fgvc import BENCHMARKS, FGVCConfig, load
 from semigpc.refiners import GPConfig
 from semigpc.training import Experiment, TrainConfig, last_result, train
 from tests.paper.fgvc_samples import (

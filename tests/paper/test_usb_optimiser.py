@@ -20,7 +20,7 @@ from semigpc.algorithms import ALGORITHMS
 from semigpc.data import DigitsConfig
 from semigpc.models import ModelConfig, build_model
 from semigpc.models.backbones import VITS
-from semigpc.paper.scales import shrink
+from semigpc.paper.recipes import shrink
 from semigpc.paper.tables import TABLES
 from semigpc.training import Experiment, RunFolder, TrainConfig, train
 from semigpc.training.loop import take_step

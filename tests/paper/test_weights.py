@@ -9,7 +9,7 @@ from semigpc.io.errors import SettingsError
 from semigpc.models import ModelConfig, SmallCNN, load_weights
 from semigpc.models.backbones import EMBEDDED_FILE, EMBEDDED_MODEL, EMBEDDED_PACKAGE, VITS
 from semigpc.models.pretrained import WEIGHTS
-from semigpc.paper.scales import check_weights, weight_file, weights_folder
+from semigpc.paper.recipes import check_weights, weight_file, weights_folder
 from semigpc.training import Experiment
 
 

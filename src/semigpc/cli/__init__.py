@@ -1,37 +1,33 @@
-"""The ``semigpc`` command: one file for each verb, or for two that belong together; it parses,
-calls and prints.
-"""
+"""The ``semigpc`` command: one file for each verb, which parses, calls and prints."""
 
 import warnings
 from importlib.metadata import version
+from importlib.util import find_spec
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from semigpc.cli.catalogue import list_command
+from semigpc.cli.audit import audit
 from semigpc.cli.compare import compare_command
-from semigpc.cli.data import app as data_app
+from semigpc.cli.demo import demo
 from semigpc.cli.doctor import doctor
 from semigpc.cli.embed import embed
 from semigpc.cli.evaluate import evaluate
 from semigpc.cli.export import export
 from semigpc.cli.failures import Debug
 from semigpc.cli.label import label
-from semigpc.cli.labelled import audit, suggest
+from semigpc.cli.list import list_command
 from semigpc.cli.predict import predict
-from semigpc.cli.reproduce import reproduce
 from semigpc.cli.review import review
+from semigpc.cli.suggest import suggest
 from semigpc.cli.tables import say
-from semigpc.cli.toy import demo, toy
 from semigpc.cli.train import train
 from semigpc.io.text import printable
 
 
 class Verbs(TyperGroup):
-    """All verbs; what typer prints about their arguments holds no character that could steer the
-    terminal.
-    """
+    """All verbs; in typer's own messages, control characters of arguments are escaped."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run a verb."""
@@ -46,12 +42,13 @@ class Verbs(TyperGroup):
 app = typer.Typer(
     name="semigpc",
     cls=Verbs,
-    help="Distribution-aware label refinement for class-imbalanced semi-supervised learning with Gaussian processes.",
+    help="Distribution-aware label refinement for class-imbalanced semi-supervised learning with "
+    "Gaussian processes.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_show_locals=False,
 )
-PRODUCT = (
+VERBS = (  # in the order of the help
     demo,
     train,
     evaluate,
@@ -63,10 +60,21 @@ PRODUCT = (
     suggest,
     audit,
     review,
+    list_command,
+    doctor,
 )
-for verb in (*PRODUCT, reproduce, list_command, doctor, toy):  # in the order of the help
+for verb in VERBS:
     app.command(verb.__name__.removesuffix("_command"))(verb)
-app.add_typer(data_app, name="data")
+
+# The paper's verbs. semigpc.paper can be deleted, together with the files of these three.
+if find_spec("semigpc.paper"):
+    from semigpc.cli.data import app as data_app
+    from semigpc.cli.reproduce import reproduce
+    from semigpc.cli.toy import toy
+
+    app.command()(reproduce)
+    app.command()(toy)
+    app.add_typer(data_app, name="data")
 
 
 def _print_version(wanted: bool) -> None:
@@ -85,11 +93,11 @@ def semigpc(
     ] = False,
     _debug: Debug = False,
 ) -> None:
-    """Options that stand before the verb."""
+    """Options before the verb."""
 
 
 def _note(message: Warning | str, category: type[Warning], *place: Any, **where: Any) -> None:
-    """Print a warning as one line, without the place in the code."""
+    """Print a warning as one line, without its place in the code."""
     if issubclass(category, UserWarning):
         say(f"note: {message}", err=True)
     else:

@@ -4,76 +4,76 @@ import json
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from semigpc.cli.failures import reported
-from semigpc.cli.tables import AsJson, comparison_table, pairs_table, say
-from semigpc.cli.train import (
+from semigpc.cli.options import (
+    DEFAULT_RATIO,
+    AsJson,
     FeatureChoice,
     ImageSize,
+    Jobs,
     Labels,
     ModelName,
     OwnLinks,
     Root,
+    Settings,
     Test,
+    TrainingData,
     Validation,
     short_settings,
 )
+from semigpc.cli.tables import comparison_table, pairs_table, say
 
-RATIO = 30.0  # imbalance of a recipe's labels
+if TYPE_CHECKING:
+    from semigpc.training.comparison import Cell
+
+WIDTH = 120  # characters, where there is no terminal
 
 
 @reported("compare")
 def compare_command(
-    data: Annotated[
-        str, typer.Argument(metavar="DATA", help="A recipe, a folder of images, or an .npz file.")
-    ] = "digits",
+    data: TrainingData = "digits",
     algorithm: Annotated[
-        list[str],
-        typer.Option("--algorithm", metavar="NAME", help="Repeat for more; all by default."),
-    ] = [],  # noqa: B006 - typer reads it once
+        list[str] | None,
+        typer.Option("--algorithm", metavar="NAME", help="Default: all (repeatable)."),
+    ] = None,
     refiner: Annotated[
-        list[str],
-        typer.Option(
-            "--refiner",
-            metavar="NAME",
-            help="Repeat for more; none and gp by default.",
-            show_default=False,
-        ),
-    ] = ["none", "gp"],  # noqa: B006
+        list[str] | None,
+        typer.Option("--refiner", metavar="NAME", help="Default: none and gp (repeatable)."),
+    ] = None,
     addon: Annotated[
-        list[str],
+        list[str] | None,
         typer.Option(
             "--addon",
             metavar="NAME",
-            help="On top of each; see semigpc list addons.",
-            show_default=False,
+            help="See semigpc list addons. Default: none (repeatable).",
         ),
-    ] = ["none"],  # noqa: B006
+    ] = None,
     seeds: Annotated[
-        int, typer.Option("--seeds", metavar="N", min=1, help="Seeds 0 to N - 1.")
+        int, typer.Option("--seeds", metavar="N", min=1, help="Run seeds 0 to N - 1.")
     ] = 3,
     ratio: Annotated[
-        list[float],
+        list[float] | None,
         typer.Option(
-            "--ratio", metavar="GAMMA", help=f"Imbalance of a recipe, {RATIO:g}; repeat for more."
+            "--ratio",
+            metavar="GAMMA",
+            help="Largest class over smallest, of a recipe's labels. "
+            f"Default: {DEFAULT_RATIO:g} (repeatable).",
         ),
-    ] = [],  # noqa: B006
+    ] = None,
     root: Root = None,
     features: FeatureChoice = None,
     steps: Annotated[
-        int | None, typer.Option("--steps", metavar="N", min=1, help="Length of every run.")
+        int | None, typer.Option("--steps", metavar="N", min=1, help="Steps of every run.")
     ] = None,
-    settings: Annotated[
-        list[str],
-        typer.Option("--set", metavar="KEY=VALUE", help="Any setting, for every run that has it."),
-    ] = [],  # noqa: B006
-    jobs: Annotated[int, typer.Option("--jobs", metavar="N", min=1, help="Runs at a time.")] = 1,
+    settings: Settings = None,
+    jobs: Jobs = 1,
     out: Annotated[
-        Path, typer.Option("--out", metavar="DIR", help="For runs, tables and pages.")
+        Path, typer.Option("--out", metavar="DIR", help="Folder for runs, tables and reports.")
     ] = Path("comparison"),
     labels: Labels = None,
     test: Test = None,
@@ -85,14 +85,14 @@ def compare_command(
 ) -> None:
     """Train several algorithms with and without a refiner, and compare them.
 
-    DATA and network are found as by semigpc train. Every cell sees the same
-    split and the same seeds, so differences are paired: the table shows means
+    DATA and the network are chosen as by semigpc train. All cells share the
+    same splits and seeds, so differences are paired: the table shows means
     and spreads, and what a refiner adds to its own base, seed by seed. Labels
-    only is always run beside them. Without test images the figures are those
+    only is always run beside them. Without test images, figures are those
     of the labels held out for validation.
 
-    If it is stopped, run it again to continue. The
-    figures of all runs are in figures.json, class by class in the reports.
+    If it is stopped, run the same command to continue. figures.json has the
+    figures of all runs, and the reports show them class by class.
 
     For example:
 
@@ -105,13 +105,11 @@ def compare_command(
     from semigpc.training.comparison import compare, figures_of, mean_gain
     from semigpc.training.presets import RECIPES, TrainOptions, make_cells
 
-    console = Console(
-        stderr=as_json, width=None if Console().is_terminal else 120
-    )  # a file has no edge to fit into
+    console = Console(stderr=as_json, width=None if Console().is_terminal else WIDTH)
     command = shlex.join(["semigpc", *sys.argv[1:]])
     comparisons = {}
-    settings = [*settings, *short_settings(data, steps, root)]
-    ratios: list[float] | list[None] = ratio or ([RATIO] if data in RECIPES else [None])
+    changes = [*(settings or []), *short_settings(data, steps, root)]
+    ratios: list[float] | list[None] = ratio or ([DEFAULT_RATIO] if data in RECIPES else [None])
     for gamma in ratios:
         options = TrainOptions(
             ratio=gamma,
@@ -124,14 +122,14 @@ def compare_command(
             follow_links=follow_links,
         )
         cells, name = make_cells(
-            data, options, algorithms=algorithm, addons=addon, refiners=refiner, settings=settings
+            data,
+            options,
+            algorithms=algorithm or [],
+            addons=addon or ["none"],
+            refiners=refiner or ["none", "gp"],
+            settings=changes,
         )
-        for cell in cells:
-            if cell.experiment.refiner.warmup_steps >= cell.experiment.train.steps:
-                say(
-                    f"Note: {cell.label} never uses its refiner: lower refiner.warmup_steps or raise --steps.",
-                    err=True,
-                )
+        _note_idle_refiners(cells)
         folder = out / f"ratio{gamma:g}" if len(ratios) > 1 else out
         tail = "" if gamma is None else f", imbalance ratio {gamma:g}"
         title = f"{name}{tail}, {seeds} seeds"
@@ -151,10 +149,17 @@ def compare_command(
         say(f"report: {write_comparison_report(folder)}", err=as_json)
     overall = mean_gain(list(comparisons.values()))
     if overall is not None and len(ratios) > 1:
-        console.print(
-            f"Over all algorithms and ratios a refiner adds {100 * overall:+.1f} points of balanced accuracy."
-        )
+        gain = f"{100 * overall:+.1f} points of balanced accuracy"
+        console.print(f"Over all algorithms and ratios, a refiner adds {gain}.")
     figures = {"command": command, "comparisons": comparisons, "mean_gain": overall}
     write_json(out / "figures.json", figures)
     if as_json:
         typer.echo(json.dumps(figures, indent=2))
+
+
+def _note_idle_refiners(cells: "list[Cell]") -> None:
+    """Print a note for every cell whose runs end before its refiner starts."""
+    for cell in cells:
+        if cell.experiment.refiner.warmup_steps >= cell.experiment.train.steps:
+            advice = "Lower refiner.warmup_steps or raise --steps."
+            say(f"Note: {cell.label} never uses its refiner. {advice}", err=True)

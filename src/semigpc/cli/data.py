@@ -1,4 +1,4 @@
-"""``semigpc data``: check the published data sets against what was published, and download them."""
+"""``semigpc data``: download the paper's data sets, and verify them against what was published."""
 
 import json
 from dataclasses import asdict
@@ -10,8 +10,9 @@ from rich.console import Console
 from rich.table import Table
 
 from semigpc.cli.failures import reported
+from semigpc.cli.options import AsJson
 from semigpc.cli.progress import StageBar
-from semigpc.cli.tables import AsJson, say, table, verbatim
+from semigpc.cli.tables import say, table, verbatim
 
 if TYPE_CHECKING:
     from semigpc.paper.verify import CheckedFigure, Verification
@@ -25,7 +26,7 @@ app = typer.Typer(help="Check or download the data sets of the paper.", no_args_
 
 Which = Annotated[
     Literal["semi_aves", "semi_fungi", "semi_inat", "cub", "cifar10", "cifar100"],
-    typer.Argument(help="The set."),
+    typer.Argument(help="Data set."),
 ]
 
 
@@ -40,9 +41,7 @@ def verify(
     name: Which,
     root: Annotated[
         Path,
-        typer.Argument(
-            help="Folder with a folder of that name, or a .zip copy of CIFAR.", exists=True
-        ),
+        typer.Argument(help="Folder with a folder of that name, or a .zip of CIFAR.", exists=True),
     ],
     splits: Annotated[
         Path | None,
@@ -52,15 +51,15 @@ def verify(
     ] = None,
     images: Annotated[
         Literal["none", "exist", "decode"],
-        typer.Option("--images", help="Check that images are there, or can be decoded."),
+        typer.Option("--images", help="Also check that images exist, or can be decoded."),
     ] = "none",
     as_json: AsJson = False,
 ) -> None:
-    """Check a published set: counts, hashes, parts, images.
+    """Verify a published set: counts, hashes, parts, images.
 
-    Every figure stands beside the one counted from the published files and
-    beside the paper's. Files that are not there are reported as absent; only
-    labels and test are needed. The exit code is 1 if something differs.
+    Every figure is printed beside the one counted from the published files
+    and beside the paper's. Missing files are reported as absent; only labels
+    and test are needed. The exit code is 1 if something differs.
 
     For example:
 
@@ -76,17 +75,17 @@ def verify(
                 raise typer.BadParameter(
                     "CIFAR has no split files; leave it out.", param_hint="--splits"
                 )
-            found = verify_cifar(CIFAR[name], root, decode=decode, report=bar.show)
+            verification = verify_cifar(CIFAR[name], root, decode=decode, report=bar.show)
         else:
             exist = images != "none"
-            found = verify_fgvc(
+            verification = verify_fgvc(
                 name, root, splits=splits, exist=exist, decode=decode, report=bar.show
             )
     if as_json:
-        typer.echo(json.dumps({"ok": found.ok, **asdict(found)}, indent=2))
+        typer.echo(json.dumps({"ok": verification.ok, **asdict(verification)}, indent=2))
     else:
-        _tell(found)
-    if not found.ok:
+        _print_verification(verification)
+    if not verification.ok:
         raise typer.Exit(1)
 
 
@@ -96,11 +95,11 @@ def download(
     name: Which,
     root: Annotated[Path, typer.Argument(help="Folder to put a folder of that name into.")],
 ) -> None:
-    """Download CIFAR, or say how to get the fine-grained sets.
+    """Download CIFAR, or print how to get the fine-grained sets.
 
-    A download that broke off resumes where it stopped. The fine-grained sets
-    are on pages that want a click or an account: for those this prints what
-    to fetch, and where to put it.
+    An interrupted download resumes where it stopped. The pages of the
+    fine-grained sets require a click or an account, so this prints which
+    files to fetch, and where to put them.
     """
     from semigpc.data.cifar import ARCHIVES, fetch
     from semigpc.io.errors import DataError
@@ -108,11 +107,10 @@ def download(
 
     if name not in ARCHIVES:
         raise DataError(BENCHMARKS[name].instructions(name, root))
-    source, folder = ARCHIVES[name], root.expanduser() / name
+    source = ARCHIVES[name]
+    folder = root.expanduser() / name
     if (folder / source.folder).is_dir():
-        say(
-            f"{folder / source.folder} is there already. Check it with: semigpc data verify {name} {root}"
-        )
+        say(f"{folder / source.folder} exists. To check it: semigpc data verify {name} {root}")
         return
     with StageBar("MB") as bar:
         unpacked = fetch(
@@ -123,18 +121,16 @@ def download(
     say(f"{name} is in {unpacked}")
 
 
-def _tell(found: "Verification") -> None:
+def _print_verification(verification: "Verification") -> None:
     console = Console()
-    console.print(_table(found.findings))
-    for line in (*found.notes, *found.unreadable):
+    console.print(_table(verification.findings))
+    for line in (*verification.notes, *verification.unreadable):
         console.print(verbatim(line), soft_wrap=True)
-    failed = sum(finding.fails for finding in found.findings)
-    absent = sum(finding.verdict == "absent" for finding in found.findings)
-    verdict = (
-        f"{failed} of {len(found.findings)} figures must be looked at"
-        if failed
-        else "Everything found is as published"
-    )
+    failed = sum(finding.fails for finding in verification.findings)
+    absent = sum(finding.verdict == "absent" for finding in verification.findings)
+    verdict = "Everything found is as published"
+    if failed:
+        verdict = f"{failed} of {len(verification.findings)} figures differ or are missing"
     console.print(verdict + (f"; absent: {absent}." if absent else "."), highlight=False)
 
 
@@ -144,10 +140,8 @@ def _table(findings: "list[CheckedFigure]") -> Table:
         column.justify = "right"  # numbers, and hashes that have to be broken into lines
     for finding in findings:
         needed = ", needed" if finding.needed and finding.verdict == "absent" else ""
-        values = (
-            "-" if value is None else value
-            for value in (finding.found, finding.expected, finding.paper)
-        )
+        figures = (finding.found, finding.expected, finding.paper)
+        values = ["-" if value is None else value for value in figures]
         verdict = f"[{STYLES[finding.verdict]}]{finding.verdict}{needed}[/]"
         made.add_row(verbatim(finding.what), *map(verbatim, values), verdict)
     return made

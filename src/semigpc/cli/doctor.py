@@ -1,4 +1,4 @@
-"""``semigpc doctor``: check the installation, and say how to mend what is broken."""
+"""``semigpc doctor``: check the installation, and print how to fix what is broken."""
 
 import json
 import shutil
@@ -14,21 +14,21 @@ import typer
 from rich.console import Console
 
 from semigpc.cli.failures import reported
-from semigpc.cli.tables import AsJson, verbatim
+from semigpc.cli.options import AsJson
+from semigpc.cli.tables import verbatim
 from semigpc.io.text import MISSING, versions
 
 GIGABYTE = 2**30
-LITTLE = 1  # gigabytes; less disk or memory than that is worth a warning
+LEAST_FREE = 1  # gigabytes of disk or memory, below which a warning is given
 MARKS = {"ok": "[green]ok  [/]", "warn": "[yellow]warn[/]", "bad": "[red]bad [/]"}
-# Builds that do not fit each other say so when the operators of torchvision are registered, which
-# is on import.
 BFLOAT16 = "import torch; torch.nn.Linear(64, 64).bfloat16()(torch.ones(64, 64).bfloat16())"
+# Incompatible builds fail when torchvision registers its operators, on import.
 PAIR = "import torch, torchvision; torchvision.ops.nms(torch.zeros(1, 4), torch.zeros(1), 0.5)"
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """One thing that was checked; ``remedy`` is the command or the change that mends it."""
+    """The result of one check; ``remedy`` is the command or the change that fixes it."""
 
     name: str
     status: Literal["ok", "warn", "bad"]
@@ -37,15 +37,12 @@ class Diagnosis:
 
 
 @reported("doctor")
-def doctor(
-    as_json: AsJson = False,
-) -> None:
+def doctor(as_json: AsJson = False) -> None:
     """Check the installation: versions, devices, and whether training works.
 
-    Looks for packages that do not fit each other, such as a torchvision made
-    for another torch, writes and reads a checkpoint, and trains one step.
-    What is broken comes with the command that mends it; the exit code is
-    then 1.
+    Looks for incompatible packages, such as a torchvision built for another
+    torch, writes and reads a checkpoint, and trains one step. For what is
+    broken it prints the command that fixes it; the exit code is then 1.
     """
     console = Console(stderr=as_json)
     findings: list[Diagnosis] = []
@@ -54,14 +51,11 @@ def doctor(
         console.print(f"{MARKS[finding.status]} {finding.name}:", end=" ", highlight=False)
         console.print(verbatim(finding.found), soft_wrap=True)
         if finding.remedy:
-            console.print(verbatim(f"     mend it: {finding.remedy}"), soft_wrap=True)
+            console.print(verbatim(f"     fix: {finding.remedy}"), soft_wrap=True)
     sound = all(finding.status != "bad" for finding in findings)
     if as_json:
-        typer.echo(
-            json.dumps(
-                {"ok": sound, "findings": [asdict(finding) for finding in findings]}, indent=2
-            )
-        )
+        facts = {"ok": sound, "findings": [asdict(finding) for finding in findings]}
+        typer.echo(json.dumps(facts, indent=2))
     console.print("Everything needed works." if sound else "Something is broken; see above.")
     if not sound:
         raise typer.Exit(1)
@@ -79,7 +73,7 @@ def examine() -> Iterator[Diagnosis]:
     yield _attempt(
         "checkpoints",
         _write_and_read,
-        "look at the temporary folder (TMPDIR), and at pip show safetensors.",
+        "check the temporary folder (TMPDIR), and pip show safetensors.",
     )
     yield _attempt(
         "training",
@@ -103,20 +97,14 @@ def _pair() -> Diagnosis:
     """Import torchvision in a process of its own, so that a failure cannot break this one."""
     done = subprocess.run([sys.executable, "-c", PAIR], capture_output=True, text=True)
     if done.returncode == 0:
-        return Diagnosis("torch and torchvision", "ok", "fit each other")
+        return Diagnosis("torch and torchvision", "ok", "compatible")
     errors = done.stderr.strip().splitlines()
-    return Diagnosis(
-        "torch and torchvision",
-        "bad",
-        f"do not fit each other: {errors[-1] if errors else 'no message'}",
-        reinstall_command(),
-    )
+    reason = errors[-1] if errors else "no message"
+    return Diagnosis("torch and torchvision", "bad", f"incompatible: {reason}", reinstall_command())
 
 
 def reinstall_command() -> str:
-    """Return the command that installs the torchvision of this torch, from one index, for the same
-    CPU or CUDA.
-    """
+    """Return the command that installs a torchvision for this torch, from the same index."""
     release, _, build = versions()["torch"].partition("+")
     index = f" --index-url https://download.pytorch.org/whl/{build}" if build else ""
     return f"{sys.executable} -m pip install --force-reinstall torch=={release} torchvision{index}"
@@ -130,23 +118,18 @@ def _machine() -> Iterator[Diagnosis]:
 
     from semigpc.io.threads import allowed, cores
 
-    gpus = (
-        [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-        if torch.cuda.is_available()
-        else []
-    )
+    gpus = []
+    if torch.cuda.is_available():
+        gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     if torch.backends.mps.is_available():
         gpus.append("Apple GPU (mps)")
     yield Diagnosis("devices", "ok", ", ".join(gpus) or "no GPU; training runs on the CPU")
+    threads = f"{allowed()} of torch on {cores()} cores"
     if allowed() > cores():  # by OMP_NUM_THREADS
-        yield Diagnosis(
-            "threads",
-            "warn",
-            f"{allowed()} of torch on {cores()} cores",
-            f"OMP_NUM_THREADS={cores()} before the command",
-        )
+        remedy = f"OMP_NUM_THREADS={cores()} before the command"
+        yield Diagnosis("threads", "warn", threads, remedy)
     else:
-        yield Diagnosis("threads", "ok", f"{allowed()} of torch on {cores()} cores")
+        yield Diagnosis("threads", "ok", threads)
     disk = shutil.disk_usage(Path.cwd()).free / GIGABYTE
     yield _enough("free disk here", disk, "delete old runs, or write elsewhere with --out")
     memory = _free_memory()
@@ -155,39 +138,32 @@ def _machine() -> Iterator[Diagnosis]:
 
 
 def _bfloat16() -> Diagnosis:
-    """Try bfloat16: some virtual machines announce instructions that the processor lacks, and the
-    process then dies.
+    """Try bfloat16 in a process of its own.
+
+    Some virtual machines report instructions that the processor lacks, and the process then dies.
     """
     done = subprocess.run([sys.executable, "-c", BFLOAT16], capture_output=True, text=True)
     if done.returncode == 0:
         return Diagnosis("bfloat16 on the CPU", "ok", "works")
-    return Diagnosis(
-        "bfloat16 on the CPU",
-        "warn",
-        "crashes",
-        "leave train.precision at 32-true when training on this CPU",
-    )
+    remedy = "leave train.precision at 32-true when training on this CPU"
+    return Diagnosis("bfloat16 on the CPU", "warn", "crashes", remedy)
 
 
 def _enough(name: str, gigabytes: float, remedy: str) -> Diagnosis:
-    status: Literal["ok", "warn"] = "ok" if gigabytes >= LITTLE else "warn"
+    status: Literal["ok", "warn"] = "ok" if gigabytes >= LEAST_FREE else "warn"
     return Diagnosis(name, status, f"{gigabytes:.1f} GB", "" if status == "ok" else remedy)
 
 
 def _free_memory() -> float | None:
-    """Return gigabytes, where the system says so."""
+    """Return gigabytes of free memory, or None if the system does not report it."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
         return None
-    return next(
-        (
-            int(line.split()[1]) * 1024 / GIGABYTE
-            for line in lines
-            if line.startswith("MemAvailable")
-        ),
-        None,
-    )
+    for line in lines:
+        if line.startswith("MemAvailable"):
+            return int(line.split()[1]) * 1024 / GIGABYTE
+    return None
 
 
 # Trying -------------------------------------------------------------------------------------------
@@ -198,9 +174,8 @@ def _attempt(name: str, work: Callable[[Path], str], remedy: str) -> Diagnosis:
         with tempfile.TemporaryDirectory(prefix="semigpc-doctor-") as folder:
             return Diagnosis(name, "ok", work(Path(folder)))
     except Exception as error:
-        return Diagnosis(
-            name, "bad", f"{type(error).__name__}: {' '.join(str(error).split())}", remedy
-        )
+        reason = " ".join(str(error).split())
+        return Diagnosis(name, "bad", f"{type(error).__name__}: {reason}", remedy)
 
 
 def _write_and_read(folder: Path) -> str:
@@ -211,7 +186,7 @@ def _write_and_read(folder: Path) -> str:
     weights = torch.arange(6.0).reshape(2, 3)
     write_checkpoint(folder / "a.safetensors", {"model": {"weight": weights}}, {"step": 1})
     if not torch.equal(read_checkpoint(folder / "a.safetensors").part("model")["weight"], weights):
-        raise RuntimeError("a checkpoint was read back with other numbers than were written")
+        raise RuntimeError("a checkpoint was read back with different numbers")
     return "written and read back"
 
 

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from semigpc.cli.failures import reported
+from semigpc.cli.options import AsJson, FollowLinks
 from semigpc.cli.progress import StageBar
-from semigpc.cli.tables import AsJson, FollowLinks, say
+from semigpc.cli.tables import say
 
 if TYPE_CHECKING:
     from semigpc.models.encoder import EmbedResult
 
-SHOWN = 10  # images left out that are named on the screen
+SKIPPED_SHOWN = 10  # images left out that are named on the screen
 
 
 @reported("embed")
@@ -22,10 +23,10 @@ def embed(
     folder: Annotated[
         Path,
         typer.Argument(
-            metavar="FOLDER", exists=True, file_okay=False, help="Images, in folders however deep."
+            metavar="FOLDER", exists=True, file_okay=False, help="Images, in folders of any depth."
         ),
     ],
-    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The .parquet file to write.")],
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Parquet file to write.")],
     model: Annotated[
         str, typer.Option("--model", metavar="NAME", help="Any timm backbone.")
     ] = "tf_efficientnet_lite0",
@@ -34,7 +35,7 @@ def embed(
         typer.Option(
             "--pretrained",
             metavar="SOURCE",
-            help="Weights: embedded, timm (its hub), a file, none, or auto: the first it has.",
+            help="Weights: embedded, timm (downloaded), a file, none, or auto: the first available.",
         ),
     ] = "auto",
     image_size: Annotated[
@@ -43,34 +44,35 @@ def embed(
             "--image-size",
             metavar="PIXELS",
             min=2,
-            help="Side of the images; the network's own by default.",
+            help="Side of the images; that of the network by default.",
         ),
     ] = None,
     precision: Annotated[
         Literal["float16", "float32"],
-        typer.Option("--precision", help="Of the numbers in the table."),
+        typer.Option("--precision", help="Precision of the stored features."),
     ] = "float16",
     batch: Annotated[
         int, typer.Option("--batch", metavar="N", min=1, help="Images per batch.")
     ] = 16,
     skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Leave out images that cannot be read.")
+        bool, typer.Option("--skip-bad", help="Skip images that cannot be read.")
     ] = False,
     follow_links: FollowLinks = False,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace a table that is there already.")
+        bool, typer.Option("--overwrite", help="Replace an existing table.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Turn a folder of images into a table of embeddings, for semigpc label.
 
     Writes one row for each image: file_name, relative to FOLDER, and
-    embedding, the features of a frozen network for the square in its middle.
-    Hidden files are left out. Stopped, the same command goes on. Without a
-    GPU the network runs in ONNX Runtime; OMP_NUM_THREADS sets the threads.
+    embedding, the features of a frozen network for its central square.
+    Hidden files are ignored. If it is stopped, run the same command to
+    continue. Without a GPU the network runs in ONNX Runtime;
+    OMP_NUM_THREADS sets the threads.
 
-    All images that cannot be read are found, and listed in FILE.bad.txt
-    with the reason; nothing is then written unless --skip-bad leaves them out.
+    All images that cannot be read are listed in FILE.bad.txt with the
+    reason; the table is then written only with --skip-bad.
 
     For example:
 
@@ -94,9 +96,9 @@ def embed(
                 progress=bar.show,
             )
         except KeyboardInterrupt:
-            say("finished parts are kept; the same command goes on with them", err=True)
+            say("finished parts are kept; run the same command to continue", err=True)
             raise
-    _tell(result, quiet=as_json)
+    _print_result(result, quiet=as_json)
     if as_json:
         facts = {
             "path": str(result.path),
@@ -108,18 +110,18 @@ def embed(
         typer.echo(json.dumps(facts, indent=2))
 
 
-def _tell(result: "EmbedResult", *, quiet: bool) -> None:
-    for name, reason in result.bad[:SHOWN]:
-        say(f"left out: {name}: {reason}", err=True)
-    if len(result.bad) > SHOWN:
-        say(f"left out: {len(result.bad) - SHOWN} more, listed in {result.path}.bad.txt", err=True)
+def _print_result(result: "EmbedResult", *, quiet: bool) -> None:
+    for name, reason in result.bad[:SKIPPED_SHOWN]:
+        say(f"skipped: {name}: {reason}", err=True)
+    if len(result.bad) > SKIPPED_SHOWN:
+        more = len(result.bad) - SKIPPED_SHOWN
+        say(f"skipped: {more} more, listed in {result.path}.bad.txt", err=True)
     key = result.key
-    what = f"{result.rows} images, {key.width} numbers each ({key.network}, {key.image_size} px, {key.precision})"
+    network = f"{key.network}, {key.image_size} px, {key.precision}"
+    contents = f"{result.rows} images, {key.width} numbers each ({network})"
     if result.made is None:
-        say(f"{result.path} is already there: {what}", err=quiet)
+        say(f"{result.path} exists already: {contents}", err=quiet)
         return
     before = result.rows - result.made
-    say(
-        f"wrote {result.path}: {what}" + (f"; {before} were embedded before" if before else ""),
-        err=quiet,
-    )
+    suffix = f"; {before} were embedded before" if before else ""
+    say(f"wrote {result.path}: {contents}{suffix}", err=quiet)

@@ -6,10 +6,10 @@ from typing import Annotated, Literal
 
 import typer
 
-from semigpc.cli.evaluate import Run, Which, WhichHead
 from semigpc.cli.failures import reported
+from semigpc.cli.options import AsJson, Checkpoint, Head, Run, register_data_sets
 from semigpc.cli.progress import StageBar
-from semigpc.cli.tables import AsJson, say
+from semigpc.cli.tables import say
 
 
 @reported("export")
@@ -23,20 +23,18 @@ def export(
     ] = None,
     kind: Annotated[
         Literal["onnx", "torch"],
-        typer.Option(
-            "--format", help="For ONNX Runtime and its like, or a program of torch.export."
-        ),
+        typer.Option("--format", help="onnx for ONNX Runtime, or torch for torch.export."),
     ] = "onnx",
-    head: WhichHead = "auto",
-    checkpoint: Which = None,
+    head: Head = "auto",
+    checkpoint: Checkpoint = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace a file that is there already.")
+        bool, typer.Option("--overwrite", help="Replace an existing file.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write a run as one file that needs neither semigpc nor its data.
 
-    It holds the whole network, also a frozen one, and the GP with its labelled
+    It contains the whole network, frozen or not, and the GP with its labelled
     features. Input: any number of RGB images in [0, 1] of the right size;
     output: probabilities. FILE.json beside it has the size, the classes and
     the check: predictions for 1024 images must equal the run's to 1e-4, or
@@ -49,6 +47,7 @@ def export(
     """
     from semigpc.export.run import export_run
 
+    register_data_sets()
     with StageBar() as bar:
         done = export_run(
             run,
@@ -59,17 +58,15 @@ def export(
             overwrite=overwrite,
             progress=bar.show,
         )
-    for note in done.facts["notes"]:
+    facts = done.facts
+    for note in facts["notes"]:
         say(f"Note: {note}", err=True)
     if as_json:
-        typer.echo(json.dumps({"path": str(done.path), **done.facts}, indent=2))
+        typer.echo(json.dumps({"path": str(done.path), **facts}, indent=2))
         return
-    check = done.facts["check"]
-    outputs = ", ".join(
-        f"{name} ({facts['head']})" for name, facts in done.facts["outputs"].items()
-    )
-    rows = f"{check['test_images']} test images and {check['random_images']} random ones"
+    check = facts["check"]
+    outputs = ", ".join(f"{name} ({one['head']})" for name, one in facts["outputs"].items())
     say(f"wrote {done.path} ({done.path.stat().st_size / 1e6:.1f} MB): {outputs}")
-    say(
-        f"checked on {rows}: largest difference {check['largest_difference']:.1e}, allowed {check['tolerance']:g}"
-    )
+    images = f"{check['test_images']} test images and {check['random_images']} random ones"
+    difference = f"{check['largest_difference']:.1e}, allowed {check['tolerance']:g}"
+    say(f"checked on {images}: largest difference {difference}")

@@ -1,6 +1,4 @@
-"""``semigpc label``: labels for a table of embeddings or a folder of images, from a few that were
-given.
-"""
+"""``semigpc label``: labels for a table of embeddings or a folder of images, from a few labels."""
 
 import json
 from pathlib import Path
@@ -11,23 +9,30 @@ from rich.console import Console
 from rich.table import Table
 
 from semigpc.cli.failures import reported
+from semigpc.cli.options import AsJson, option
 from semigpc.cli.progress import StageBar
-from semigpc.cli.tables import AsJson, option, say, table, verbatim
+from semigpc.cli.tables import say, table, verbatim
+from semigpc.io.errors import DataError
 from semigpc.io.text import no_new_labels, percent
 
 CLASSES_LISTED = 30  # on the screen
-DECISIONS, COLUMNS, IMAGES, WORK = (
-    "Which labels to give out",
-    "Columns of a table",
-    "Images",
-    "How to run",
-)
+STATUSES = {  # as the caption of the table calls them
+    "labelled": "given",
+    "pseudo": "pseudo-labelled",
+    "abstained": "abstained",
+    "outlier": "outliers",
+}
+# Panels of the help.
+DECISIONS = "Which labels to give out"
+COLUMNS = "Columns of a table"
+IMAGES = "Images"
+WORK = "How to run"
 
 
 def _fraction(text: str) -> float:
     value = float(text)
     if not 0 <= value <= 1:
-        raise typer.BadParameter(f"it must be between 0 and 1; got {text}.")
+        raise typer.BadParameter(f"must be between 0 and 1; got {text}.")
     return value
 
 
@@ -36,10 +41,10 @@ def label(
     data: Annotated[
         str, typer.Argument(metavar="DATA", help="Table of embeddings, or folder of images.")
     ],
-    out: Annotated[str, typer.Option("--out", metavar="FOLDER", help="The folder to write.")],
+    out: Annotated[str, typer.Option("--out", metavar="FOLDER", help="Folder to write.")],
     labels: Annotated[
         list[Path] | None,
-        typer.Option("--labels", metavar="FILE", help="Table of ids and labels; repeat for more."),
+        typer.Option("--labels", metavar="FILE", help="Table of ids and labels (repeatable)."),
     ] = None,
     target_precision: Annotated[
         float,
@@ -47,12 +52,12 @@ def label(
             "--target-precision",
             DECISIONS,
             "SHARE",
-            "Share of labels that is right; 0.95.",
+            "Precision of the new labels; 0.95.",
             parser=_fraction,
         ),
     ] = 0.95,
     per_class: Annotated[
-        bool, option("--per-class", DECISIONS, None, "Promise that for each class by itself.")
+        bool, option("--per-class", DECISIONS, None, "Guarantee it for each class separately.")
     ] = False,
     abstain: Annotated[
         float | None,
@@ -60,41 +65,43 @@ def label(
             "--abstain",
             DECISIONS,
             "SHARE",
-            "Give no label below this confidence.",
+            "Leave rows below this confidence unlabelled.",
             parser=_fraction,
         ),
     ] = None,
     answer_all: Annotated[
-        bool, option("--answer-all", DECISIONS, None, "Never abstain; outliers are marked.")
+        bool, option("--answer-all", DECISIONS, None, "Label every row; outliers are marked.")
     ] = False,
     prior: Annotated[
         Literal["balanced", "estimated"],
-        option("--prior", DECISIONS, "PRIOR", "balanced, or estimated: misses rare ones."),
+        option("--prior", DECISIONS, "PRIOR", "balanced, or estimated (misses rare classes)."),
     ] = "balanced",
     id_column: Annotated[
-        str | None, option("--id", COLUMNS, "NAME", "Of ids; file_name or id by default.")
+        str | None, option("--id", COLUMNS, "NAME", "Ids; file_name or id by default.")
     ] = None,
     features: Annotated[
         str | None,
-        option("--features", COLUMNS, "NAMES", "Of features, as in 'f_*'; separated by commas."),
+        option("--features", COLUMNS, "NAMES", "Features, comma-separated or as in 'f_*'."),
     ] = None,
     label_column: Annotated[
-        str | None, option("--label-column", COLUMNS, "NAME", "Of labels; label by default.")
+        str | None, option("--label-column", COLUMNS, "NAME", "Labels; label by default.")
     ] = None,
     model: Annotated[
         str, option("--model", IMAGES, "NAME", "Any timm backbone; tf_efficientnet_lite0.")
     ] = "tf_efficientnet_lite0",
     pretrained: Annotated[
-        str, option("--pretrained", IMAGES, "SOURCE", "Its weights, as for semigpc embed.")
+        str, option("--pretrained", IMAGES, "SOURCE", "Its weights; see semigpc embed --help.")
     ] = "auto",
     images: Annotated[
-        Path | None, option("--images", IMAGES, "FOLDER", "Where the images of a table are.")
+        Path | None,
+        option("--images", IMAGES, "FOLDER", "Folder of the images that a table lists."),
     ] = None,
     image_url: Annotated[
-        str | None, option("--image-url", IMAGES, "PREFIX", "Of image names, for Label Studio.")
+        str | None,
+        option("--image-url", IMAGES, "PREFIX", "Put before image names in Label Studio."),
     ] = None,
     follow_links: Annotated[
-        bool, option("--follow-links", IMAGES, None, "Use links that lead out of a folder.")
+        bool, option("--follow-links", IMAGES, None, "Follow links that lead out of a folder.")
     ] = False,
     engine: Annotated[
         Literal["local", "ray"],
@@ -104,45 +111,41 @@ def label(
         bool, option("--no-report", WORK, None, "Skip cross-validation and the page.")
     ] = False,
     seed: Annotated[
-        int, option("--seed", WORK, "N", "Of sampling and cross-validation; 0.", min=0)
+        int, option("--seed", WORK, "N", "Seed of sampling and cross-validation; 0.", min=0)
     ] = 0,
     skip_bad: Annotated[
-        bool, option("--skip-bad", WORK, None, "Leave out unreadable images and infinite rows.")
+        bool, option("--skip-bad", WORK, None, "Skip unreadable images and rows with NaN.")
     ] = False,
     overwrite: Annotated[
-        bool, option("--overwrite", WORK, None, "Replace labels that were made otherwise.")
+        bool, option("--overwrite", WORK, None, "Replace labels made with other settings.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Label every row from the few that have a label, and say why.
+    """Label every row from the few that have a label, with reasons.
 
     Writes labels.parquet, labels.csv, label_studio.json and report.html. Each
     row has a label, a confidence and a status: labelled (by you), pseudo,
-    abstained (below the threshold) or outlier. Stopped, the same command
-    goes on. For formats and --engine ray see docs/label.md.
+    abstained (below the threshold) or outlier. If it is stopped, run the same
+    command to continue. Formats and --engine ray: docs/label.md.
 
       semigpc label photos --labels labels.csv --out labelled
       semigpc label x.parquet --labels labels.csv --out labelled --abstain 0.8
     """
     if answer_all and abstain is not None:
-        raise typer.BadParameter(
-            "--answer-all and --abstain exclude each other.", param_hint="--abstain"
-        )
+        raise typer.BadParameter("it cannot be combined with --answer-all.", param_hint="--abstain")
     if engine == "ray" and (images is not None or image_url is not None):
-        raise typer.BadParameter(
-            "images and Label Studio are for --engine local.", param_hint="--images, --image-url"
-        )
-    from semigpc.io.errors import DataError
+        raise typer.BadParameter("they need --engine local.", param_hint="--images, --image-url")
     from semigpc.io.parts import Address, place_of
     from semigpc.labeling.columns import ColumnOptions
     from semigpc.labeling.inputs import LabelSettings
     from semigpc.labeling.label import label_data
     from semigpc.models.encoder import EmbedConfig
 
-    place, folder = place_of(data), place_of(out)
+    place = place_of(data)
+    folder = place_of(out)
     if engine == "local" and any(isinstance(path, Address) for path in (place, folder)):
         raise DataError(
-            "Addresses are for --engine ray; without it DATA and --out are files and folders of this machine."
+            "Addresses need --engine ray; DATA and --out must be local paths without it."
         )
     settings = LabelSettings(
         data=place,
@@ -171,21 +174,22 @@ def label(
             else:
                 summary = label_data(settings, overwrite=overwrite, progress=bar.show)
     except KeyboardInterrupt:
-        say("finished parts are kept; the same command goes on with them", err=True)
+        say("finished parts are kept; run the same command to continue", err=True)
         raise
     if as_json:
         typer.echo(json.dumps(summary, indent=2))
-    else:
-        written = ["labels.parquet", "labels.csv", "label_studio.json"]
-        if engine == "ray":
-            written = [f"labels/ ({summary['partitions']} partitions)", "summary.json"]
-        console = Console()
-        for note in summary["notes"]:
-            console.print(verbatim(f"note: {note}"))
-        console.print(_classes_table(summary))
-        for sentence in _sentences(summary):
-            say(sentence)
-        say(f"wrote {', '.join([*written, *([] if no_report else ['report.html'])])} to {folder}")
+        return
+    written = ["labels.parquet", "labels.csv", "label_studio.json"]
+    if engine == "ray":
+        written = [f"labels/ ({summary['partitions']} partitions)", "summary.json"]
+    written += [] if no_report else ["report.html"]
+    console = Console()
+    for note in summary["notes"]:
+        console.print(verbatim(f"note: {note}"))
+    console.print(_classes_table(summary))
+    for sentence in _sentences(summary):
+        say(sentence)
+    say(f"wrote {', '.join(written)} to {folder}")
 
 
 def _sentences(summary: dict[str, Any]) -> list[str]:
@@ -200,21 +204,12 @@ def _classes_table(summary: dict[str, Any]) -> Table:
     """Labels given and made of each class, and how many rows got none."""
     from semigpc.data.folder import ordered
 
-    counts = summary["statuses"]
-    words = (
-        ("labelled", "given"),
-        ("pseudo", "pseudo-labelled"),
-        ("abstained", "abstained"),
-        ("outlier", "outliers"),
-    )
-    caption = ", ".join(f"{counts[key]} {word}" for key, word in words)
+    caption = ", ".join(f"{summary['statuses'][key]} {word}" for key, word in STATUSES.items())
     headings = ("class", ">given", ">pseudo-labelled", ">believed share")
     made = table(verbatim(summary["title"]), *headings, caption=caption)
     order = ordered(summary["classes"])
-    rows = list(
-        zip(*(summary[key] for key in ("classes", "given", "pseudo", "believed")), strict=True)
-    )
-    rows.sort(key=lambda row: order.index(row[0]))
+    columns = [summary[key] for key in ("classes", "given", "pseudo", "believed")]
+    rows = sorted(zip(*columns, strict=True), key=lambda row: order.index(row[0]))
     for name, given, pseudo, believed in rows[:CLASSES_LISTED]:
         made.add_row(verbatim(name), str(given), str(pseudo), percent(believed))
     if len(rows) > CLASSES_LISTED:

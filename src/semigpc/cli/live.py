@@ -1,6 +1,4 @@
-"""Runs as they go on: bars on a terminal, a line at every evaluation or run elsewhere; on standard
-error either way.
-"""
+"""Progress of runs on standard error: bars on a terminal, elsewhere a line per evaluation or run."""
 
 from collections.abc import Mapping
 from types import TracebackType
@@ -16,7 +14,7 @@ from semigpc.training import Listener, RunFolder
 from semigpc.training.comparison import Cell, ComparisonListener
 from semigpc.training.run_folder import MetricsLine
 
-CLASSES_SHOWN = 12  # with their counts, of a split; more would fill the screen
+CLASSES_COUNTED = 12  # of a split; more would fill the screen
 
 
 class _Bars:
@@ -53,7 +51,8 @@ class RunProgress(_Bars, Listener):
 
     def __init__(self, folder: RunFolder, console: Console) -> None:
         super().__init__()
-        self.folder, self.console = folder, console
+        self.folder = folder
+        self.console = console
         self.task = self.bars.add_task("", total=None, note="")
         self.last: dict[str, str] = {}
         self.total = 0
@@ -83,47 +82,45 @@ class RunProgress(_Bars, Listener):
         elif entry["kind"] == "train":
             self.last["loss"] = f"loss {entry['loss']:.3f}, {entry['steps_per_second']:.1f} steps/s"
         elif entry["kind"] == "eval":
-            accuracy = f"{percent(entry['balanced_accuracy'])} balanced accuracy ({entry['part']}, {entry['head']} head)"
+            head = f"({entry['part']}, {entry['head']} head)"
+            accuracy = f"{percent(entry['balanced_accuracy'])} balanced accuracy {head}"
             if entry["judged"]:  # one figure is enough beside the bar
                 self.last["accuracy"] = accuracy
             if self.bars.disable:
-                figures = ", ".join(
-                    [*([self.last["loss"]] if "loss" in self.last else []), accuracy]
-                )
-                say(f"step {entry['step']} of {self.total}: {figures}", err=True)
+                loss = f"{self.last['loss']}, " if "loss" in self.last else ""
+                say(f"step {entry['step']} of {self.total}: {loss}{accuracy}", err=True)
 
 
 def print_split(split: dict[str, Any], console: Console) -> None:
     """Print classes, counts and notes of a split."""
     labeled = split["labeled_counts"]
     names = split["class_names"]
-    shown = ", ".join(
-        f"{name} {count}" for name, count in list(zip(names, labeled, strict=True))[:CLASSES_SHOWN]
-    )
-    more = f" and {len(names) - CLASSES_SHOWN} more" if len(names) > CLASSES_SHOWN else ""
+    pairs = list(zip(names, labeled, strict=True))
+    shown = ", ".join(f"{name} {count}" for name, count in pairs[:CLASSES_COUNTED])
+    if len(names) > CLASSES_COUNTED:
+        shown += f" and {len(names) - CLASSES_COUNTED} more"
     counts = [
-        f"{len(names)} classes, {sum(labeled)} labelled images ({shown}{more}), {split['unlabeled']} unlabelled",
-        *(
-            f"{sum(split[f'{part}_counts'])} for {part}"
-            for part in ("validation", "test")
-            if split[f"{part}_counts"]
-        ),
+        f"{len(names)} classes",
+        f"{sum(labeled)} labelled images ({shown})",
+        f"{split['unlabeled']} unlabelled",
     ]
+    for part in ("validation", "test"):
+        if split[f"{part}_counts"]:
+            counts.append(f"{sum(split[f'{part}_counts'])} for {part}")
     notes = list(split["notes"])
     if not split["validation_counts"]:
         notes.append(
-            "No validation images: the best step cannot be told, so the last one counts. See --validation."
+            "No validation images: the last step is used, since the best one is unknown. "
+            "See --validation."
         )
     if not split["test_counts"]:
-        notes.append("No test images: semigpc evaluate judges the run on images that you give it.")
+        notes.append("No test images: pass some to semigpc evaluate to measure the accuracy.")
     for line in (f"Found {', '.join(counts)}.", *(f"Note: {note}" for note in notes)):
         console.print(verbatim(line), soft_wrap=True)
 
 
 class ComparisonProgress(_Bars, ComparisonListener):
-    """One bar for all runs of a comparison and one for each that is going on; a line for each
-    finished run elsewhere.
-    """
+    """One bar for all runs of a comparison and one per active run; elsewhere a line per run."""
 
     def __init__(self, total: int, title: str) -> None:
         super().__init__()
@@ -133,9 +130,8 @@ class ComparisonProgress(_Bars, ComparisonListener):
         """Return a bar for this run."""
         self.feature_bar.close()
         self.bars.start()
-        return _RunBar(
-            self.bars, self.bars.add_task(f"  {cell.label}, seed {seed}", total=None, note="")
-        )
+        task = self.bars.add_task(f"  {cell.label}, seed {seed}", total=None, note="")
+        return _RunBar(self.bars, task)
 
     def done(self, cell: Cell, seed: int, summary: Mapping[str, Any], *, kept: bool) -> None:
         """Move the bar of all runs."""
@@ -145,9 +141,9 @@ class ComparisonProgress(_Bars, ComparisonListener):
                 self.bars.remove_task(task.id)
         if self.bars.disable and not kept:
             last = summary["results"]["last"]
-            figure = (
-                f"{percent(last['balanced_accuracy'])} balanced accuracy" if last else "no figure"
-            )
+            figure = "no figure"
+            if last:
+                figure = f"{percent(last['balanced_accuracy'])} balanced accuracy"
             say(f"{cell.label}, seed {seed}: {figure}, {summary['seconds']:.0f} s", err=True)
 
     def advance(self, name: str) -> None:  # noqa: ARG002
@@ -159,7 +155,8 @@ class _RunBar(Listener):
     """Shows one run of a comparison as a bar with its last balanced accuracy."""
 
     def __init__(self, bars: Progress, task: TaskID) -> None:
-        self.bars, self.task = bars, task
+        self.bars = bars
+        self.task = task
 
     def begin(self, first_step: int, total_steps: int) -> None:
         """Set the length of the bar."""

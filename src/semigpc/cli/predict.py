@@ -4,28 +4,35 @@ import csv
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, TypedDict
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from semigpc.cli.evaluate import Run, Which, WhichHead
 from semigpc.cli.failures import reported
+from semigpc.cli.options import AsJson, Checkpoint, FollowLinks, Head, Run, register_data_sets
 from semigpc.cli.progress import StageBar
-from semigpc.cli.tables import AsJson, FollowLinks, say, table, verbatim
+from semigpc.cli.tables import say, table, verbatim
 from semigpc.io.text import as_utf8, percent, spreadsheet_cell
 
 if TYPE_CHECKING:
     from semigpc.data import ImageSet
     from semigpc.training.inference import LoadedRun
-    from semigpc.training.metrics import Head
+    from semigpc.training.metrics import Head as HeadName
 
-COLUMNS = ("file", "label", "confidence", "second", "second_confidence")
-SHOWN = 40  # rows on the screen
+ROWS_SHOWN = 40  # on the screen
 SUFFIXES = (".csv", ".parquet", ".json")
 
-Row = dict[str, Any]
+
+class Prediction(TypedDict):
+    """One image: its likeliest class and the second."""
+
+    file: str
+    label: str
+    confidence: float
+    second: str
+    second_confidence: float
 
 
 @reported("predict")
@@ -39,19 +46,19 @@ def predict(
         Path | None,
         typer.Option("--out", metavar="FILE", help="Write a .csv, .parquet or .json file."),
     ] = None,
-    head: WhichHead = "auto",
-    checkpoint: Which = None,
+    head: Head = "auto",
+    checkpoint: Checkpoint = None,
     skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Name images that cannot be read, and go on.")
+        bool, typer.Option("--skip-bad", help="List images that cannot be read, and continue.")
     ] = False,
     follow_links: FollowLinks = False,
     as_json: AsJson = False,
 ) -> None:
-    """Label images with a trained run.
+    """Predict the classes of images with a trained run.
 
     For each image: the class with its calibrated confidence, and the second
-    best class. Of an .npz file, as semigpc train takes it, the unlabelled
-    images are labelled. Without --out the table is printed.
+    best class. From an .npz file, as semigpc train takes it, the unlabelled
+    images are used. Without --out the table is printed.
 
     For example:
 
@@ -72,19 +79,18 @@ def predict(
         typer.echo(f"skipped: {name}: {reason}", err=True)
     if skip_bad:
         images = _readable(images)
+    register_data_sets()
     loaded = load_run(run, checkpoint)
     if not loaded.temperatures:
-        say(
-            f"Note: {UNCALIBRATED} It would take a run that ended, with validation images or two labels of a class.",
-            err=True,
-        )
+        needed = "Calibration needs a finished run with validation images or two labels of a class."
+        say(f"Note: {UNCALIBRATED} {needed}", err=True)
     rows = _label(loaded, images, loaded.heads(head)[0])
     if out is not None:
         _write(rows, out)
         say(f"wrote {out}: {len(rows)} images", err=as_json)
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
-    elif out is None or len(rows) <= SHOWN:
+    elif out is None or len(rows) <= ROWS_SHOWN:
         Console().print(_table(rows))
 
 
@@ -106,23 +112,25 @@ def _readable(images: "ImageSet") -> "ImageSet":
     return images.subset(np.array(good))
 
 
-def _label(run: "LoadedRun", images: "ImageSet", head: "Head") -> list[Row]:
+def _label(run: "LoadedRun", images: "ImageSet", head: "HeadName") -> list[Prediction]:
     with StageBar() as bar:
-        chosen = run.predict(images, on_batch=bar.counter("Images", len(images))).probs[head]
-    rows = []
-    for name, row in zip(images.names, chosen, strict=True):
+        probs = run.predict(images, on_batch=bar.counter("Images", len(images))).probs[head]
+    rows: list[Prediction] = []
+    for name, row in zip(images.names, probs, strict=True):
         first, second = (int(c) for c in (-row).argsort(kind="stable")[:2])
-        named = (
-            run.class_names[first],
-            float(row[first]),
-            run.class_names[second],
-            float(row[second]),
+        rows.append(
+            {
+                "file": name,
+                "label": run.class_names[first],
+                "confidence": float(row[first]),
+                "second": run.class_names[second],
+                "second_confidence": float(row[second]),
+            }
         )
-        rows.append(dict(zip(COLUMNS, (name, *named), strict=True)))
     return rows
 
 
-def _write(rows: list[Row], path: Path) -> None:
+def _write(rows: list[Prediction], path: Path) -> None:
     from semigpc.io.atomic import replacing, write_json
 
     if path.suffix == ".json":
@@ -131,34 +139,41 @@ def _write(rows: list[Row], path: Path) -> None:
         import pyarrow
         from pyarrow import parquet
 
+        columns = pyarrow.Table.from_pylist([_with_names(row, as_utf8) for row in rows])
         with replacing(path) as draft:
-            parquet.write_table(
-                pyarrow.Table.from_pylist([_mapped(row, as_utf8) for row in rows]), draft
-            )
+            parquet.write_table(columns, draft)
     else:
         with replacing(path) as draft, draft.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, COLUMNS)
-            writer.writeheader()
+            writer = csv.writer(file)
+            writer.writerow(Prediction.__annotations__)
             for row in rows:
-                rounded = {key: f"{row[key]:.6f}" for key in row if key.endswith("confidence")}
-                writer.writerow(_mapped(row, spreadsheet_cell) | rounded)
+                values = _with_names(row, spreadsheet_cell).values()
+                writer.writerow(
+                    [f"{value:.6f}" if isinstance(value, float) else value for value in values]
+                )
 
 
-def _mapped(row: Row, change: Callable[[str], str]) -> Row:
-    return {key: change(value) if isinstance(value, str) else value for key, value in row.items()}
+def _with_names(row: Prediction, change: Callable[[str], str]) -> Prediction:
+    """Return the row with its names changed to what a file format can hold."""
+    return {
+        "file": change(row["file"]),
+        "label": change(row["label"]),
+        "confidence": row["confidence"],
+        "second": change(row["second"]),
+        "second_confidence": row["second_confidence"],
+    }
 
 
-def _table(rows: list[Row]) -> Table:
+def _table(rows: list[Prediction]) -> Table:
     made = table("", "file", "label", ">confidence", "second", ">confidence")
-    for row in rows[:SHOWN]:
-        words = verbatim(row["file"]), verbatim(row["label"]), verbatim(row["second"])
+    for row in rows[:ROWS_SHOWN]:
         made.add_row(
-            words[0],
-            words[1],
+            verbatim(row["file"]),
+            verbatim(row["label"]),
             percent(row["confidence"]),
-            words[2],
+            verbatim(row["second"]),
             percent(row["second_confidence"]),
         )
-    if len(rows) > SHOWN:
-        made.caption = f"and {len(rows) - SHOWN} more; --out FILE.csv writes all of them"
+    if len(rows) > ROWS_SHOWN:
+        made.caption = f"and {len(rows) - ROWS_SHOWN} more; --out FILE.csv writes all of them"
     return made

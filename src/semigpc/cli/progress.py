@@ -1,6 +1,4 @@
-"""Progress bars, on standard error: one look for all verbs, and lines now and then where there is
-no terminal.
-"""
+"""Progress bars on standard error, and lines now and then where there is no terminal."""
 
 import time
 from collections.abc import Callable
@@ -12,14 +10,13 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 
 from semigpc.cli.tables import say
 
-LINE_EVERY = 30.0  # seconds between lines where there is no terminal: enough to see that it goes on
+LINE_EVERY = 30.0  # seconds between lines without a terminal: enough to see that it continues
 
 
 def progress_bars() -> Progress:
-    """Return bars with a description, a note (the field ``note``) and the time left, which
-    disappear at the end.
+    """Return bars with a description, a note (the field ``note``) and the time left.
 
-    Without a terminal they show nothing.
+    They disappear at the end; without a terminal they show nothing.
     """
     console = Console(stderr=True)
     return Progress(
@@ -34,15 +31,16 @@ def progress_bars() -> Progress:
 
 
 class StageBar:
-    """Show one bar, for the stage that is under way; nothing before the first call of :meth:`show`.
+    """Show one bar for the current stage; nothing before the first call of :meth:`show`.
 
     Args:
-        unit: what is counted, for the lines that stand for the bar where there is no terminal.
-        line_at_end: print such a line at the end of a stage too, however short it was.
+        unit: what is counted, for the lines printed instead of the bar without a terminal.
+        line_at_end: print such a line at the end of every stage too.
     """
 
     def __init__(self, unit: str = "", *, line_at_end: bool = False) -> None:
-        self.unit, self.line_at_end = f" {unit}" if unit else "", line_at_end
+        self.unit = f" {unit}" if unit else ""
+        self.line_at_end = line_at_end
         self.bars = progress_bars()
         self.task: TaskID | None = None
         self.stage = ""
@@ -60,9 +58,7 @@ class StageBar:
         self.close()
 
     def show(self, stage: str, done: int, total: int | None) -> None:
-        """Show how much of a stage is done, and of how much if that is known; with 0 its name is a
-        message that stays.
-        """
+        """Show how much of a stage is done, of ``total`` if known; with total 0 print its name."""
         if total == 0:
             self.close()
             say(stage, err=True)
@@ -71,22 +67,23 @@ class StageBar:
         if stage != self.stage or self.task is None:
             self.close()
             self.bars.start()
-            self.stage, self.task = stage, self.bars.add_task(stage, total=total, note="")
+            self.stage = stage
+            self.task = self.bars.add_task(stage, total=total, note="")
             self.began = self.last_line = now
-        note = f"{done:,} of {total:,}" if total else f"{done:,}" if done else ""
+        note = f"{done:,}" if done else ""
+        if total:
+            note = f"{done:,} of {total:,}"
         self.bars.update(self.task, completed=done, total=total, note=note)
         at_end = self.line_at_end and done == total
         if self.bars.disable and (at_end or now - self.last_line > LINE_EVERY):
             self.last_line = now
-            left = (
-                f", {(now - self.began) * (total - done) / done:.0f} s left"
-                if total and done
-                else ""
-            )
+            left = ""
+            if total and done:
+                left = f", {(now - self.began) * (total - done) / done:.0f} s left"
             say(f"{stage}: {note}{self.unit}{left}" if note else stage, err=True)
 
     def counter(self, stage: str, total: int) -> Callable[..., None]:
-        """Return a function that moves the bar of this stage by its argument, one without."""
+        """Return a function that advances the bar of this stage, by 1 unless told otherwise."""
         done = 0
 
         def advance(by: int = 1) -> None:

@@ -9,7 +9,8 @@ import typer
 from rich.console import Console
 
 from semigpc.cli.failures import reported
-from semigpc.cli.tables import AsJson, say
+from semigpc.cli.options import AsJson, LabelledFolder
+from semigpc.cli.tables import say
 
 if TYPE_CHECKING:
     from semigpc.review.session import Session
@@ -19,22 +20,17 @@ SERVER = ("starlette", "uvicorn")
 
 @reported("review")
 def review(
-    folder: Annotated[
-        Path,
-        typer.Argument(
-            metavar="OUT", help="The folder that semigpc label wrote.", show_default=False
-        ),
-    ],
+    folder: LabelledFolder,
     images: Annotated[
         Path | None,
         typer.Option(
             "--images",
             metavar="FOLDER",
-            help="Where the images are, if not where they were labelled.",
+            help="Folder of the images, if they have been moved.",
         ),
     ] = None,
     port: Annotated[
-        int, typer.Option("--port", min=0, max=65535, help="Of 127.0.0.1; 0 for any that is free.")
+        int, typer.Option("--port", min=0, max=65535, help="Port of 127.0.0.1; 0 for a free one.")
     ] = 0,
     browser: Annotated[
         bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.")
@@ -42,18 +38,17 @@ def review(
     export: Annotated[
         bool,
         typer.Option(
-            "--export", help="Write the reviewed tables and end; also while a page is open."
+            "--export", help="Write the reviewed tables and exit; also while a page is open."
         ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Check labels by hand, on a page that learns from every answer.
 
-    Opens a page of this machine with the rows that most need a human
-    first. Accept, correct or skip them with the keyboard (? shows the
-    keys); the model follows at once. Every answer is kept in
-    OUT/reviews.jsonl as it is given, and the same command goes on where
-    it was left. Ctrl-C ends it.
+    Opens a local page in the browser, with the rows that most need a check
+    first. Accept, correct or skip them with the keyboard (? shows the keys);
+    the model is updated at once. Every answer is saved in OUT/reviews.jsonl
+    as it is given, and the same command continues later. Ctrl-C ends it.
 
     For example:
 
@@ -63,17 +58,15 @@ def review(
       semigpc label photos --labels out/reviewed_labels.csv --out again
     """
     if not export and not all(importlib.util.find_spec(name) for name in SERVER):
-        raise ImportError("The page needs the extra: pip install 'semigpc[review]'.")
+        raise ImportError("The page needs an extra: pip install 'semigpc[review]'.")
     from semigpc.review.session import open_session
 
     with Console(stderr=True).status("Opening the labels and fitting the model"):
         session = open_session(folder, images=images, read_only=export)
     try:
         if session.journal.torn is not None:
-            say(
-                "The last line of reviews.jsonl was cut off by a crash; all others are intact.",
-                err=True,
-            )
+            line = "The last line of reviews.jsonl was cut off by a crash; all others are intact."
+            say(line, err=True)
         if export:
             _export(session, as_json)
         else:
@@ -90,9 +83,8 @@ def _export(session: "Session", as_json: bool) -> None:
         return
     for file in written["files"]:
         say(f"wrote {file}")
-    say(
-        f"{session.summary()}; {written['labels']} of {written['rows']} rows are labelled by a human"
-    )
+    labels = f"{written['labels']} of {written['rows']} rows are labelled by a human"
+    say(f"{session.summary()}; {labels}")
 
 
 def _serve(session: "Session", port: int, browser: bool) -> None:
@@ -102,11 +94,11 @@ def _serve(session: "Session", port: int, browser: bool) -> None:
 
     def ready(address: str) -> None:
         if session.replayed:
-            say(f"going on after {session.replayed} answers in {session.journal.path}")
+            say(f"continuing after {session.replayed} answers in {session.journal.path}")
         say(f"review at {address}")
-        say("Ctrl-C ends it; everything is kept as you go.")
+        say("Ctrl-C ends it; every answer is saved as you go.")
         if browser:
             webbrowser.open(address)
 
     serve(session, port=port, ready=ready)
-    say(f"{session.summary()}; kept in {session.journal.path}")
+    say(f"{session.summary()}; saved in {session.journal.path}")

@@ -1,11 +1,11 @@
-"""What several verbs share: options, and how they print lines, text from outside and tables.
+"""How verbs print: lines, tables, and text from outside.
 
-Names of classes, files and columns may hold anything. They reach the terminal through :func:`say`
-or :func:`verbatim` alone.
+Names of classes, files and columns may contain anything. They reach the terminal only through
+:func:`say` or :func:`verbatim`.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich import box
@@ -15,31 +15,16 @@ from rich.text import Text
 from semigpc.io.text import CLASS_GROUPS, mean_and_spread, points, printable
 
 HEADS = {"linear": "linear", "gp": "GP"}
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-FollowLinks = Annotated[
-    bool, typer.Option("--follow-links", help="Use links that lead out of a folder.")
-]
 NUMBER = ">"  # before the heading of a column of numbers
 
 
-def option(name: str, panel: str, metavar: str | None, text: str, **more: Any) -> Any:
-    """Return an option in a named panel of the help; the text mentions the default, so that it fits
-    one line.
-    """
-    return typer.Option(
-        name, metavar=metavar, help=text, rich_help_panel=panel, show_default=False, **more
-    )
-
-
 def say(line: str, *, err: bool = False) -> None:
-    """Print one line; what could steer the terminal is shown as its escape code."""
+    """Print one line; characters that could control the terminal are shown as escape codes."""
     typer.echo(printable(line), err=err)
 
 
 def verbatim(text: object) -> Text:
-    """Return text from outside for a Rich console or table, letter by letter: neither markup nor
-    emoji codes count.
-    """
+    """Return text from outside for a Rich console or table, without markup or emoji codes."""
     return Text(printable(text))
 
 
@@ -52,17 +37,15 @@ def table(title: str | Text, *headings: str, caption: str | None = None, padding
             broken into lines.
         caption: below the table. padding: characters on both sides of a column.
     """
-    style: dict[str, Any] = {
-        "title_style": "bold",
-        "title_justify": "left",
-        "caption_justify": "left",
-    }
     made = Table(
         title=Text(title) if isinstance(title, str) and title else title or None,
         caption=caption,
-        **style,
+        title_style="bold",
+        title_justify="left",
+        caption_justify="left",
+        box=box.SIMPLE,
+        padding=(0, padding),
     )
-    made.box, made.padding = box.SIMPLE, (0, padding)
     for heading in headings:
         if heading.startswith(NUMBER):
             made.add_column(verbatim(heading.removeprefix(NUMBER)), justify="right", no_wrap=True)
@@ -72,7 +55,7 @@ def table(title: str | Text, *headings: str, caption: str | None = None, padding
 
 
 def share(mean: float | None, std: float | None = None, *, seeds: int = 1) -> str:
-    """Write a share in percent without the sign, with its deviation if there are several seeds."""
+    """Format a share in percent without the sign, with its deviation if there are several seeds."""
     return " ".join(mean_and_spread(mean, std, seeds)).rstrip()
 
 
@@ -81,51 +64,40 @@ def accuracy_table(
 ) -> Table:
     """Return one row for each named evaluation: its step, images and head, and accuracy in percent.
 
-    The caption names the head of the first row that is judged.
+    The caption names the head that is judged.
     """
     rows = list(rows)
-    judged = [
+    captions = [
         f"The {HEADS[entry['head']]} head is judged, and predicts."
         for _, entry in rows
         if entry.get("judged")
-    ]
-    caption = "\n".join([*judged[:1], *([caption] if caption else [])])
-    headings = (
-        ">step",
-        "images",
-        "head",
-        *(f">{name}" for name in ("balanced", "top-1", *CLASS_GROUPS)),
-    )
+    ][:1]
+    captions += [caption] if caption else []
+    numbers = [f">{name}" for name in ("balanced", "top-1", *CLASS_GROUPS)]
     made = table(
-        "Accuracy in percent", "", *headings, caption=caption, padding=0
-    )  # so that it fits 80 characters
+        "Accuracy in percent",
+        *("", ">step", "images", "head", *numbers),
+        caption="\n".join(captions),
+        padding=0,  # so that it fits 80 characters
+    )
     for name, entry in rows:
-        figures = (
-            entry["balanced_accuracy"],
-            entry["top1"],
-            *(entry["groups"].get(group) for group in CLASS_GROUPS),
-        )
-        made.add_row(
-            name,
-            str(entry["step"]),
-            verbatim(entry["part"]),
-            HEADS[entry["head"]],
-            *map(share, figures),
-        )
+        groups = [entry["groups"].get(group) for group in CLASS_GROUPS]
+        figures = [share(value) for value in (entry["balanced_accuracy"], entry["top1"], *groups)]
+        head = HEADS[entry["head"]]
+        made.add_row(name, str(entry["step"]), verbatim(entry["part"]), head, *figures)
     return made
 
 
 def comparison_table(comparison: Mapping[str, Any]) -> Table:
     """Return one row per cell: balanced accuracy with its spread, and the class groups."""
     seeds = len(comparison["seeds"])
-    part = comparison["cells"][0]["runs"][0]["result"][
-        "part"
-    ]  # validation, where there are no test images
+    cells = comparison["cells"]
+    part = cells[0]["runs"][0]["result"]["part"]  # validation, where there are no test images
     spread = ", mean and standard deviation" if seeds > 1 else ""
     title = verbatim(comparison["title"]).append(f"\n{part} accuracy in percent{spread}")
     made = table(title, "", *(f">{name}" for name in ("balanced", *CLASS_GROUPS, "ECE")))
-    best = max(cell["mean"]["balanced_accuracy"] for cell in comparison["cells"])
-    for cell in comparison["cells"]:
+    best = max(cell["mean"]["balanced_accuracy"] for cell in cells)
+    for cell in cells:
         names = ("balanced_accuracy", *CLASS_GROUPS, "ece")
         values = [share(cell["mean"][name], cell["std"][name], seeds=seeds) for name in names]
         if cell["mean"]["balanced_accuracy"] == best:
@@ -139,11 +111,7 @@ def pairs_table(comparison: Mapping[str, Any]) -> Table:
     headings = (">mean", ">std", ">seeds better", ">worse")
     made = table("What the refiner adds, in points of balanced accuracy", "", *headings)
     for pair in comparison["pairs"]:
-        figures = (
-            points(pair["mean_difference"]),
-            share(pair["std"]),
-            str(pair["wins"]),
-            str(pair["losses"]),
-        )
-        made.add_row(verbatim(pair["name"]), *figures)
+        difference = points(pair["mean_difference"])
+        counts = (str(pair["wins"]), str(pair["losses"]))
+        made.add_row(verbatim(pair["name"]), difference, share(pair["std"]), *counts)
     return made

@@ -27,8 +27,6 @@ from semigpc.data.splits import (
     long_tail_counts,
     long_tail_split,
 )
-from semigpc.paper import fgvc
-from semigpc.paper.fgvc import FGVCConfig
 
 
 class DatasetEntry(NamedTuple):
@@ -42,7 +40,6 @@ DATASETS: dict[str, DatasetEntry] = {
     "arrays": DatasetEntry(ArraysConfig, arrays.load),
     "cifar": DatasetEntry(CifarConfig, cifar.load),
     "digits": DatasetEntry(DigitsConfig, digits.load),
-    "fgvc": DatasetEntry(FGVCConfig, fgvc.load),
     "folder": DatasetEntry(FolderConfig, folder.load),
     "mnist": DatasetEntry(MnistConfig, mnist.load),
 }
@@ -60,7 +57,6 @@ __all__ = [
     "DigitsConfig",
     "EvaluationBatch",
     "EvaluationLoader",
-    "FGVCConfig",
     "FeatureCache",
     "FolderConfig",
     "ImageSet",

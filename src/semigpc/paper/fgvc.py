@@ -15,6 +15,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from semigpc.data import DATASETS, DatasetEntry
 from semigpc.data.dataset import ImageSet, Integers, Splits
 from semigpc.io.errors import DataError
 from semigpc.io.images import GIGABYTE, FileImages
@@ -478,3 +479,6 @@ BENCHMARKS: dict[str, Benchmark] = {
         layout="it anywhere, and move its CUB_200_2011/images to {folder}/images",
     ),
 }
+
+# The data room does not import this one: the set is known once this module is imported.
+DATASETS["fgvc"] = DatasetEntry(FGVCConfig, load)

@@ -1,22 +1,23 @@
-"""A table of the paper, run and put beside what was published, seed by seed, without the names of
-this machine's folders.
+"""Run a table of the paper and put its figures beside the published ones, seed by seed.
+
+The records below are figures.json, key by key. It names files, but no folder of this machine.
 """
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean, pstdev
-from typing import Any
+from typing import Any, NotRequired
+
+from typing_extensions import TypedDict
 
 from semigpc.io.atomic import write_json
 from semigpc.io.errors import RunError, SettingsError
 from semigpc.io.text import CLASS_GROUPS
-from semigpc.paper.cost import MACHINES, price
-from semigpc.paper.published import STATEMENTS, agrees, judge_gain
-from semigpc.paper.scales import check_weights
-from semigpc.paper.tables import Group, Options, PaperCell, PaperTable, Scale, select
+from semigpc.paper.published import STATEMENTS, Claim, Published, agrees, judge_gain
+from semigpc.paper.recipes import check_weights
+from semigpc.paper.tables import Features, Group, Options, PaperCell, PaperTable, Scale, select
 from semigpc.refiners import GPConfig
 from semigpc.report.comparison_page import write_comparison_report
 from semigpc.training import RunFolder
@@ -25,7 +26,168 @@ from semigpc.training.run_folder import read_run, read_run_json
 
 METRIC = "top1"
 PATHS = ("root", "splits", "pretrained")  # settings that contain a path
-LAST = 20  # evaluations that some authors average over
+EVALUATIONS_AVERAGED = 20  # at the end of a run; some authors report their mean
+
+
+# Records ------------------------------------------------------------------------------------------
+
+
+class Accuracy(TypedDict):
+    """Top-1 accuracy in percent: one value per seed, their mean and standard deviation.
+
+    ``difference`` and ``agrees`` are there if the paper ran the row; ``agrees`` is None if the runs
+    cannot be compared with the paper.
+    """
+
+    top1: list[float]
+    mean: float
+    std: float
+    difference: NotRequired[float]
+    agrees: NotRequired[bool | None]
+
+
+class LastAccuracy(Accuracy):
+    """At the last step; the other accuracies are in percent too, and None for an empty group."""
+
+    balanced_accuracy: list[float | None]
+    many: list[float | None]
+    medium: list[float | None]
+    few: list[float | None]
+    per_class_recall: list[list[float | None]]
+
+
+class BestAccuracy(Accuracy):
+    """At the step that is best on the test images, of each seed."""
+
+    step: list[int]
+
+
+class PublishedFigure(TypedDict):
+    """The fields of :class:`Published`."""
+
+    top1: float
+    std: float | None
+    delta: float | None
+    meant: float | None
+    quoted: bool
+    source: str
+    note: str | None
+
+
+class CellFigures(TypedDict):
+    """One row. One that the paper quotes from others was not run and has the first two fields."""
+
+    label: str
+    published: PublishedFigure | None
+    last: NotRequired[LastAccuracy]
+    best_on_test: NotRequired[BestAccuracy]
+    head: NotRequired[str]
+    last_by_head: NotRequired[dict[str, list[float]]]
+    mean_of_last_20: NotRequired[list[float | None]]
+    seconds: NotRequired[list[float]]
+    split_sha256: NotRequired[list[str]]
+    config: NotRequired[dict[str, Any]]
+
+
+# What a refiner adds to its base, in points at the last step. ``linear``: by the linear layer, where
+# another head is judged. ``claimed`` is ``published`` with the sign that was meant.
+Gain = TypedDict(
+    "Gain",
+    {
+        "with": str,
+        "without": str,
+        "label": str,
+        "gains": list[float],
+        "mean": float,
+        "std": float,
+        "linear": float | None,
+        "published": float | None,
+        "claimed": float | None,
+        "claim": Claim | None,
+    },
+)
+
+
+class GroupFigures(TypedDict):
+    """The rows that share data and seeds, and what refiners add."""
+
+    title: str
+    seeds: list[int]
+    class_names: list[str]
+    cells: dict[str, CellFigures]
+    gains: list[Gain]
+
+
+class StatementFigures(TypedDict):
+    """A number of the paper's text over the units ``over``: ours, from its tables, as printed."""
+
+    name: str
+    over: list[str]
+    missing: list[str]
+    ours: float | None
+    published: float | None
+    printed: float
+
+
+GPSettings = dict[str, dict[str, float]]  # l^2, sigma^2 and lambda by data set
+
+
+class TableFigures(TypedDict):
+    """All of figures.json; ``judged``: whether ours may be compared with the paper's."""
+
+    command: str
+    table: str
+    title: str
+    scale: Scale
+    features: Features
+    metric: str
+    judged: bool
+    changed: list[str]
+    gp_settings: GPSettings
+    environments: list[dict[str, str]]
+    groups: dict[str, GroupFigures]
+    statements: list[StatementFigures]
+
+
+class ListedCell(TypedDict):
+    """What a cell would run."""
+
+    network: str
+    seeds: int
+    steps: int
+
+
+class ListedTable(TypedDict):
+    """The cells of a table by key."""
+
+    table: str
+    title: str
+    gp_settings: GPSettings
+    cells: dict[str, ListedCell]
+
+
+# Running ------------------------------------------------------------------------------------------
+
+
+def list_cells(
+    table: PaperTable, options: Options, globs: Sequence[str], seeds: int | None
+) -> ListedTable:
+    """Return what the cells that match ``globs`` would run; seeds: as many as claims need if None."""
+    cells = select(table.all_cells(options), globs)
+    listed: dict[str, ListedCell] = {}
+    for row, cell in _runnable(cells):
+        experiment = cell.experiment
+        listed[row.key] = {
+            "network": experiment.model.name,
+            "seeds": seeds or table.groups[row.group].seeds,
+            "steps": experiment.train.steps,
+        }
+    return {
+        "table": table.name,
+        "title": table.title,
+        "gp_settings": gp_settings(table, cells),
+        "cells": listed,
+    }
 
 
 def reproduce_table(
@@ -38,57 +200,35 @@ def reproduce_table(
     jobs: int,
     progress: Callable[[int, str], AbstractContextManager[ComparisonListener]],
     on_report: Callable[[Path], None],
-) -> tuple[dict[str, Any], Path]:
-    """Run what is missing of a table, group by group, and return its figures and the file that
-    holds them.
+) -> tuple[TableFigures, Path]:
+    """Run what is missing of a table, group by group; return its figures and their file.
 
     Args:
-        table, options: what to run. globs: patterns of the cells to run; all without any.
-        seeds: of each cell; without a number, as many as the claims of its group need. jobs: runs
-            at a time.
-        out: folder for runs and pages; ``reproduced/TABLE-SCALE`` without one.
-        progress: called with the number of runs and the title of each group. on_report: called with
-            the page of each group.
+        table, options: what to run. globs: patterns of the cells to run; all if empty.
+        seeds: of each cell; None for as many as the claims of its group need. jobs: runs at a time.
+        out: folder for runs and pages; ``reproduced/TABLE-SCALE`` if None.
+        progress: called with the number of runs and the title of each group.
+        on_report: called with the page of each group.
     """
     if options.labels_per_class is not None and not table.few_labels:
         raise SettingsError(
-            f"{table.name} has no setting B, whose labels could be counted; leave --labels-per-class out."
+            f"{table.name} has no setting B, whose labels labels_per_class=... counts; leave it out."
         )
     rows = table.all_cells(options)
     chosen = select(rows, globs)
     for row in chosen:
         check_weights(row.experiment)
-    kind = options.scale if options.features == "live" else f"{options.scale}-{options.features}"
-    labels = "" if options.labels_per_class is None else f"-{options.labels_per_class}labels"
-    steps = "" if options.steps is None else f"-{options.steps}steps"
-    out = out or Path("reproduced") / f"{table.name}-{kind}{labels}{steps}"
-    figures: dict[str, Any] = {
-        "command": _command(table.name, options, globs, seeds, jobs),
-        "table": table.name,
-        "title": table.title,
-        "scale": options.scale,
-        "features": options.features,
-        "metric": METRIC,
-        "judged": options.scale == "paper"
-        and not options.changed,  # whether ours are compared with the paper's
-        "changed": [_setting_without_folders(setting) for setting in options.changed],
-        "gp_settings": gp_settings(table, chosen),
-        "environments": [],
-        "groups": {},
-        "statements": [],
-    }
+    out = out or Path("reproduced", _folder_name(table, options))
+    figures = _no_figures_yet(table, options, chosen)
+    figures["command"] = _command(table.name, options, globs, seeds, jobs)
     for name, group in table.groups.items():
-        folder, count = out / name.replace("/", "-"), seeds or group.seeds
-        shown = [
-            row
-            for row in rows
-            if row.group == name
-            and (row.cell is None or row in chosen or _is_finished(row.cell, folder, count))
-        ]
-        cells = [row.cell for row in shown if row.cell is not None]
+        folder = out / name.replace("/", "-")
+        count = seeds or group.seeds
+        shown = [row for row in rows if row.group == name and _is_shown(row, chosen, folder, count)]
+        cells = [cell for _, cell in _runnable(shown)]
         if not cells:
             continue
-        title = f"{group.title}, scale {kind}, {count} seeds"
+        title = f"{group.title}, scale {_scale_name(options)}, {count} seeds"
         with progress(len(cells) * count, title) as listener:
             compare(
                 cells,
@@ -99,26 +239,8 @@ def reproduce_table(
                 jobs=jobs,
                 listener=listener,
             )
-        by_row = {
-            row.row: _cell_figures(row, folder, count, judged=figures["judged"]) for row in shown
-        }
-        figures["groups"][name] = {
-            "title": group.title,
-            "seeds": list(range(count)),
-            "class_names": RunFolder(run_path(folder, cells[0], 0)).read_split()["class_names"],
-            "cells": by_row,
-            "gains": _gains(group, by_row, judged=figures["judged"]),
-        }
-        for path in (
-            run_path(folder, cell, seed) / "environment.json"
-            for cell in cells
-            for seed in range(count)
-        ):
-            place = read_run_json(
-                path, dict[str, str], missing="the run does not say where it was made"
-            )
-            if place not in figures["environments"]:
-                figures["environments"].append(place)
+        figures["groups"][name] = _group_figures(group, shown, folder, count, figures["judged"])
+        _add_environments(figures, cells, folder, count)
         if not options.changed:
             figures["statements"] = statements(table.name, figures["groups"])
         write_json(out / "figures.json", figures)
@@ -126,155 +248,234 @@ def reproduce_table(
     return figures, out / "figures.json"
 
 
-def _is_finished(cell: Cell, folder: Path, seeds: int) -> bool:
-    """Return whether every seed was run before, with these very settings."""
+def _runnable(rows: Iterable[PaperCell]) -> Iterator[tuple[PaperCell, Cell]]:
+    for row in rows:
+        if row.cell is not None:
+            yield row, row.cell
+
+
+def _scale_name(options: Options) -> str:
+    if options.features == "live":
+        return options.scale
+    return f"{options.scale}-{options.features}"
+
+
+def _folder_name(table: PaperTable, options: Options) -> str:
+    parts = [table.name, _scale_name(options)]
+    if options.labels_per_class is not None:
+        parts.append(f"{options.labels_per_class}labels")
+    if options.steps is not None:
+        parts.append(f"{options.steps}steps")
+    return "-".join(parts)
+
+
+def _no_figures_yet(
+    table: PaperTable, options: Options, chosen: Sequence[PaperCell]
+) -> TableFigures:
+    return {
+        "command": "",
+        "table": table.name,
+        "title": table.title,
+        "scale": options.scale,
+        "features": options.features,
+        "metric": METRIC,
+        "judged": options.scale == "paper" and not options.changed,
+        "changed": [_setting_without_folders(setting) for setting in options.changed],
+        "gp_settings": gp_settings(table, chosen),
+        "environments": [],
+        "groups": {},
+        "statements": [],
+    }
+
+
+def _is_shown(row: PaperCell, chosen: Sequence[PaperCell], folder: Path, seeds: int) -> bool:
+    """Return whether a row is quoted, was chosen, or was run before with these very settings."""
+    if row.cell is None or row in chosen:
+        return True
     try:
-        return all(finished_run(folder, cell, seed) is not None for seed in range(seeds))
+        return all(finished_run(folder, row.cell, seed) is not None for seed in range(seeds))
     except (RunError, ValueError):
         return False
+
+
+def _add_environments(
+    figures: TableFigures, cells: Sequence[Cell], folder: Path, seeds: int
+) -> None:
+    """Add the versions and machines that the runs record, each once."""
+    for cell in cells:
+        for seed in range(seeds):
+            path = run_path(folder, cell, seed) / "environment.json"
+            missing = "the run does not say where it was made"
+            place = read_run_json(path, dict[str, str], missing=missing)
+            if place not in figures["environments"]:
+                figures["environments"].append(place)
 
 
 # Figures ------------------------------------------------------------------------------------------
 
 
-def _cell_figures(row: PaperCell, folder: Path, seeds: int, *, judged: bool) -> dict[str, Any]:
-    """Return what was published of a row and, if it was run, its figures in percent, one per seed."""
-    published = None if row.published is None else asdict(row.published)
+def _group_figures(
+    group: Group, rows: Sequence[PaperCell], folder: Path, seeds: int, judged: bool
+) -> GroupFigures:
+    cells = {row.row: _row_figures(row, folder, seeds, judged=judged) for row in rows}
+    first = next(cell for _, cell in _runnable(rows))
+    return {
+        "title": group.title,
+        "seeds": list(range(seeds)),
+        "class_names": list(RunFolder(run_path(folder, first, 0)).read_split()["class_names"]),
+        "cells": cells,
+        "gains": _gains(group, cells, judged=judged),
+    }
+
+
+def _row_figures(row: PaperCell, folder: Path, seeds: int, *, judged: bool) -> CellFigures:
+    """Return what was published of a row and, if it was run, its figures."""
+    published = None if row.published is None else _published_figure(row.published)
     if row.cell is None:
         return {"label": row.row, "published": published}
-    paths = [run_path(folder, row.cell, seed) for seed in range(seeds)]
-    summaries: list[Any] = [RunFolder(path).read_summary() for path in paths]
-    runs = [
-        [entry for entry in read_run(path, bulky=False).evals if entry["part"] == "test"]
-        for path in paths
+    runs = [RunFolder(run_path(folder, row.cell, seed)) for seed in range(seeds)]
+    summaries: list[Any] = [run.read_summary() for run in runs]
+    results = [summary["results"] for summary in summaries]
+    evaluations = [
+        [entry for entry in read_run(run.path, bulky=False).evals if entry["part"] == "test"]
+        for run in runs
     ]
-    last, best = (
-        [summary["results"][choice] for summary in summaries] for choice in ("last", "best_on_test")
-    )
-    head = last[0]["head"]
-    figures: dict[str, Any] = {
+    head = results[0]["last"]["head"]
+    figures: CellFigures = {
         "label": row.cell.label,
         "published": published,
-        "last": _over_seeds(last)
-        | {
-            "balanced_accuracy": [_percent(result["balanced_accuracy"]) for result in last],
-            **{
-                name: [_percent(result["groups"].get(name)) for result in last]
-                for name in CLASS_GROUPS
-            },
-            "per_class_recall": [
-                [_percent(recall, 1) for recall in result["per_class_recall"]] for result in last
-            ],
-        },
-        "best_on_test": _over_seeds(best) | {"step": [result["step"] for result in best]},
+        "last": _last_accuracy([result["last"] for result in results]),
+        "best_on_test": _best_accuracy([result["best_on_test"] for result in results]),
         "head": head,
-        "last_by_head": _by_head(runs),
-        f"mean_of_last_{LAST}": [
-            _percent(
-                fmean(
-                    [entry["balanced_accuracy"] for entry in evaluations if entry["head"] == head][
-                        -LAST:
-                    ]
-                )
-            )
-            for evaluations in runs
-        ],
+        "last_by_head": _by_head(evaluations),
+        "mean_of_last_20": [_mean_of_last(entries, head) for entries in evaluations],
         "seconds": [round(summary["seconds"], 1) for summary in summaries],
-        "split_sha256": [RunFolder(path).read_split()["sha256"] for path in paths],
+        "split_sha256": [run.read_split()["sha256"] for run in runs],
         "config": without_folders(row.cell.experiment.to_plain()),
     }
     if row.published is not None and not row.published.quoted:
-        for choice in ("last", "best_on_test"):
-            mean = figures[choice]["mean"]
-            figures[choice]["difference"] = round(mean - row.published.top1, 2)
-            figures[choice]["agrees"] = agrees(mean, row.published) if judged else None
+        _compare_with(row.published, figures["last"], judged=judged)
+        _compare_with(row.published, figures["best_on_test"], judged=judged)
     return figures
 
 
-def _by_head(runs: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, list[float | None]]:
-    """Return the balanced accuracy of every head at the last step, also of those that are not the
-    headline.
-    """
-    heads: dict[str, list[float | None]] = {}
-    for evaluations in runs:
-        for entry in evaluations:
-            if entry["step"] == evaluations[-1]["step"]:
-                heads.setdefault(entry["head"], []).append(_percent(entry["balanced_accuracy"]))
-    return heads
+def _published_figure(published: Published) -> PublishedFigure:
+    return {
+        "top1": published.top1,
+        "std": published.std,
+        "delta": published.delta,
+        "meant": published.meant,
+        "quoted": published.quoted,
+        "source": published.source,
+        "note": published.note,
+    }
 
 
-def _over_seeds(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _compare_with(published: Published, ours: Accuracy, *, judged: bool) -> None:
+    ours["difference"] = round(ours["mean"] - published.top1, 2)
+    ours["agrees"] = agrees(ours["mean"], published) if judged else None
+
+
+def _accuracy(results: Sequence[Mapping[str, Any]]) -> Accuracy:
     """Return accuracies in percent; the deviation divides by the number of seeds, as USB's does."""
     values = [100 * result[METRIC] for result in results]
     return {
-        METRIC: [round(value, 2) for value in values],
+        "top1": [round(value, 2) for value in values],
         "mean": round(fmean(values), 2),
         "std": round(pstdev(values), 2),
     }
 
 
-def _gains(
-    group: Group, cells: Mapping[str, Mapping[str, Any]], *, judged: bool
-) -> list[dict[str, Any]]:
+def _last_accuracy(results: Sequence[Mapping[str, Any]]) -> LastAccuracy:
+    many, medium, few = (
+        [_percent(result["groups"].get(name)) for result in results] for name in CLASS_GROUPS
+    )
+    return {
+        **_accuracy(results),
+        "balanced_accuracy": [_percent(result["balanced_accuracy"]) for result in results],
+        "many": many,
+        "medium": medium,
+        "few": few,
+        "per_class_recall": [
+            [_percent(recall, 1) for recall in result["per_class_recall"]] for result in results
+        ],
+    }
+
+
+def _best_accuracy(results: Sequence[Mapping[str, Any]]) -> BestAccuracy:
+    return {**_accuracy(results), "step": [result["step"] for result in results]}
+
+
+def _mean_of_last(entries: Sequence[Mapping[str, Any]], head: str) -> float | None:
+    values = [entry[METRIC] for entry in entries if entry["head"] == head]
+    return _percent(fmean(values[-EVALUATIONS_AVERAGED:]))
+
+
+def _by_head(runs: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, list[float]]:
+    """Return the balanced accuracy of every head at the last step, one value per seed."""
+    heads: dict[str, list[float]] = {}
+    for entries in runs:
+        for entry in entries:
+            if entry["step"] == entries[-1]["step"]:
+                heads.setdefault(entry["head"], []).append(
+                    round(100 * entry["balanced_accuracy"], 2)
+                )
+    return heads
+
+
+def _gains(group: Group, cells: Mapping[str, CellFigures], *, judged: bool) -> list[Gain]:
     """Return what each refiner adds to its base at the last step, seed by seed."""
-    rows = []
+    gains = []
     for row, cell in cells.items():
         method, _, refiner = row.rpartition("+")  # an algorithm, or an algorithm with an add-on
         base = cells.get(f"{method}+none")
         if "last" not in cell or refiner == "none" or base is None:
             continue
-        gains = [
-            ours - theirs
-            for ours, theirs in zip(cell["last"][METRIC], base["last"][METRIC], strict=True)
-        ]
-        linear = cell["last_by_head"]["linear"] if cell["head"] != "linear" else None
-        printed = cell["published"] or {}
-        claimed = printed.get("delta") if printed.get("meant") is None else printed["meant"]
-        rows.append(
-            {
-                "with": row,
-                "without": f"{method}+none",
-                "label": cell["label"],
-                "gains": [round(gain, 2) for gain in gains],
-                "mean": round(fmean(gains), 2),
-                "std": round(pstdev(gains), 2),
-                "linear": None
-                if linear is None
-                else round(fmean(linear) - fmean(base["last_by_head"]["linear"]), 2),
-                "published": printed.get("delta"),
-                "claimed": claimed,
-                "claim": judge_gain(gains, claimed, enough=group.seeds)
-                if judged and claimed is not None
-                else None,
-            }
-        )
-    return rows
+        pairs = zip(cell["last"]["top1"], base["last"]["top1"], strict=True)
+        differences = [ours - theirs for ours, theirs in pairs]
+        linear = None
+        if cell["head"] != "linear":
+            means = (fmean(one["last_by_head"]["linear"]) for one in (cell, base))
+            linear = round(next(means) - next(means), 2)
+        printed = cell["published"]
+        delta = printed["delta"] if printed else None
+        meant = printed["meant"] if printed else None
+        claimed = delta if meant is None else meant
+        claim = None
+        if judged and claimed is not None:
+            claim = judge_gain(differences, claimed, enough=group.seeds)
+        gain: Gain = {
+            "with": row,
+            "without": f"{method}+none",
+            "label": cell["label"],
+            "gains": [round(difference, 2) for difference in differences],
+            "mean": round(fmean(differences), 2),
+            "std": round(pstdev(differences), 2),
+            "linear": linear,
+            "published": delta,
+            "claimed": claimed,
+            "claim": claim,
+        }
+        gains.append(gain)
+    return gains
 
 
-def statements(table: str, groups: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return what the paper's text says of a whole table, computed from ours and, over the same
-    units, from the published.
+def statements(table: str, groups: Mapping[str, GroupFigures]) -> list[StatementFigures]:
+    """Return the numbers that the paper's text gives for a whole table, from ours and from its own.
 
     Ours are those of the linear layer, also where another head is judged, so that all accuracies
-    are of one kind.
-
-    Args:
-        table: its name. groups: as in figures.json. A row that the paper quotes counts as ours,
-            too: it is what ours are compared with.
+    are of one kind. A row that the paper quotes counts as ours too: it is what ours are compared
+    with.
     """
     ours: dict[tuple[str, str], float] = {}
     printed: dict[tuple[str, str], float] = {}
     for group, entry in groups.items():
         for row, cell in entry["cells"].items():
             if cell["published"]:
-                printed[group, row] = cell["published"]["top1"]
-            if "last" in cell or cell["published"]:
-                ours[group, row] = (
-                    fmean(cell["last_by_head"]["linear"])
-                    if "last" in cell
-                    else cell["published"]["top1"]
-                )
-    made = []
+                printed[group, row] = ours[group, row] = cell["published"]["top1"]
+            if "last" in cell:
+                ours[group, row] = fmean(cell["last_by_head"]["linear"])
+    made: list[StatementFigures] = []
     for statement in STATEMENTS.get(table, ()):
         units = statement.units(ours)
         if not units:
@@ -293,22 +494,21 @@ def statements(table: str, groups: Mapping[str, Mapping[str, Any]]) -> list[dict
     return made
 
 
-def gp_settings(table: PaperTable, cells: Sequence[PaperCell]) -> dict[str, dict[str, float]]:
-    """Return l^2, sigma^2 and lambda of the GP by data set: values of ours, since the paper prints
-    none.
-    """
-    found = {}
-    for cell in cells:
-        group = table.groups[cell.group]
-        if cell.experiment is not None and isinstance(refiner := cell.experiment.refiner, GPConfig):
+def gp_settings(table: PaperTable, cells: Sequence[PaperCell]) -> GPSettings:
+    """Return l^2, sigma^2 and lambda of the GP by data set; the paper does not print its own."""
+    settings = {}
+    for row, cell in _runnable(cells):
+        group = table.groups[row.group]
+        refiner = cell.experiment.refiner
+        if isinstance(refiner, GPConfig):
             scales = refiner.starting_scales(group.data.n_classes)
             values = {
                 "l^2": scales["length_scale"] ** 2,
                 "sigma^2": refiner.noise_std**2,
                 "lambda": scales["logit_scale"],
             }
-            found[group.suite] = {name: float(f"{value:.3g}") for name, value in values.items()}
-    return found
+            settings[group.suite] = {name: float(f"{value:.3g}") for name, value in values.items()}
+    return settings
 
 
 def _percent(share: float | None, digits: int = 2) -> float | None:
@@ -319,49 +519,17 @@ def _rounded(value: float | None, digits: int = 2) -> float | None:
     return None if value is None else round(value, digits)
 
 
+# Without the folders of this machine --------------------------------------------------------------
+
+
 def without_folders(value: Any, key: str = "") -> Any:
     """Return nested settings in which every path is reduced to the name of its file."""
     if isinstance(value, Mapping):
         return {name: without_folders(inner, name) for name, inner in value.items()}
-    if isinstance(value, str) and (
-        key in PATHS or Path(value).is_absolute() or value.startswith("~")
-    ):
-        return Path(value).name
-    return value
-
-
-def _command(
-    table: str, options: Options, globs: Sequence[str], seeds: int | None, jobs: int
-) -> str:
-    """Return the command that makes the same figures, with names in place of paths; where the runs
-    were put is left out.
-    """
-    words = ["semigpc", "reproduce", table, "--root", options.root.expanduser().resolve().name]
-    words += ["--weights", options.weights.expanduser().resolve().name] if options.weights else []
-    for option, values in (
-        ("--cell", globs),
-        ("--algorithm", options.algorithms),
-        ("--addon", options.addons),
-    ):
-        words += [word for value in values for word in (option, value)]
-    if options.refiners != Options().refiners:
-        words += [word for value in options.refiners for word in ("--refiner", value)]
-    words += (
-        ["--labels-per-class", str(options.labels_per_class)]
-        if options.labels_per_class is not None
-        else []
-    )
-    words += ["--steps", str(options.steps)] if options.steps is not None else []
-    words += ["--seeds", str(seeds)] if seeds is not None else []
-    words += ["--scale", options.scale]
-    words += ["--features", options.features] if options.features != "live" else []
-    words += [
-        word
-        for setting in options.overrides
-        for word in ("--set", _setting_without_folders(setting))
-    ]
-    words += ["--jobs", str(jobs)] if jobs > 1 else []
-    return shlex.join(words)
+    if not isinstance(value, str):
+        return value
+    is_path = key in PATHS or Path(value).is_absolute() or value.startswith("~")
+    return Path(value).name if is_path else value
 
 
 def _setting_without_folders(setting: str) -> str:
@@ -369,41 +537,36 @@ def _setting_without_folders(setting: str) -> str:
     return f"{key}{equals}{without_folders(value, key.strip().rpartition('.')[2])}"
 
 
-# Costs --------------------------------------------------------------------------------------------
-
-
-def prices_of(
-    table: PaperTable, cells: Sequence[PaperCell], scale: Scale, seeds: int | None
-) -> dict[str, Any]:
-    """Estimate the hours of one run of each cell, and of all of them with so many seeds, or as many
-    as their claims need.
-    """
-    costs: dict[str, dict[str, Any]] = {}
-    all_hours, shared = (
-        0.0,
-        dict[str, float](),
-    )  # cells of a group share the features of a frozen network
-    for cell in cells:
-        if cell.experiment is None:
-            continue
-        group = table.groups[cell.group]
-        cost, count = price(cell.experiment, group.data), seeds or group.seeds
-        hours = cost.hours(MACHINES[scale])
-        all_hours += count * (hours.total - hours.features)
-        shared[cell.group] = count * hours.features
-        costs[cell.key] = {
-            "network": cell.experiment.model.name,
-            "seeds": count,
-            "steps": cost.steps,
-            "images_with_gradient": cost.learnt,
-            "images_without": cost.looked_at,
-            "hours": hours._asdict(),
-            "gp_bytes": cost.gp_bytes,
-        }
-    return {
-        "table": table.name,
-        "title": table.title,
-        "gp_settings": gp_settings(table, cells),
-        "cells": costs,
-        "hours": all_hours + sum(shared.values()),
+def _command(
+    table: str, options: Options, globs: Sequence[str], seeds: int | None, jobs: int
+) -> str:
+    """Return the command that makes the same figures, with names in place of paths and no out."""
+    repeated: dict[str, Sequence[str]] = {
+        "cell": globs,
+        "algorithm": options.algorithms,
+        "addon": options.addons,
+        "refiner": () if options.refiners == Options().refiners else options.refiners,
     }
+    single: dict[str, object | None] = {
+        "labels-per-class": options.labels_per_class,
+        "steps": options.steps,
+        "seeds": seeds,
+        "scale": options.scale,
+        "features": None if options.features == "live" else options.features,
+    }
+    words = ["semigpc", "reproduce", table, "--root", _name(options.root)]
+    if options.weights:
+        words += ["--weights", _name(options.weights)]
+    for option, values in repeated.items():
+        words += [word for value in values for word in (f"--{option}", value)]
+    for option, value in single.items():
+        words += [] if value is None else [f"--{option}", str(value)]
+    for setting in options.overrides:
+        words += ["--set", _setting_without_folders(setting)]
+    if jobs > 1:
+        words += ["--jobs", str(jobs)]
+    return shlex.join(words)
+
+
+def _name(path: Path) -> str:
+    return path.expanduser().resolve().name

@@ -21,7 +21,7 @@ from semigpc.io.errors import SettingsError
 from semigpc.io.text import unknown_name
 from semigpc.paper.fgvc import BENCHMARKS, FGVCConfig, Name
 from semigpc.paper.published import ENOUGH_SEEDS, NOTES, PUBLISHED, Published
-from semigpc.paper.scales import (
+from semigpc.paper.recipes import (
     SUITES,
     PaperRun,
     Pretraining,

@@ -10,7 +10,7 @@ clockwise from the top
 right: 16, 32, 64, 128. If only an eighth of its labels is given, which labels do the other points
 get?
 
-Nothing here draws or prints: ``semigpc.paper.toy_figures`` draws, ``semigpc toy`` prints.
+Nothing here draws or prints: ``semigpc.paper.plots`` draws, ``semigpc toy`` prints.
 """
 
 from collections.abc import Callable, Sequence

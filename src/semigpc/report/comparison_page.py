@@ -5,10 +5,8 @@ A method has one colour and one mark wherever it is drawn. Lines are means over 
 all seeds.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from itertools import cycle
 from pathlib import Path
 from typing import Any, Required
 from urllib.parse import quote
@@ -21,22 +19,18 @@ from matplotlib.figure import Figure
 from pydantic import with_config
 from typing_extensions import TypedDict
 
-from semigpc.io.atomic import Count, read_json, replacing
+from semigpc.io.atomic import Count, read_json
 from semigpc.io.errors import FileError
 from semigpc.io.text import CLASS_GROUPS, count, mean_and_spread, percent, points
 from semigpc.report import style
 from semigpc.report.charts import class_axis, class_shares, draw_shares, share_scale
 from semigpc.report.style import (
-    BLUE,
     FONT,
-    GREEN,
     GREY,
     INK,
     MUTED,
     NAMED,
-    ORANGE,
     PAPER,
-    PURPLE,
     Chart,
     Entry,
     Floats,
@@ -68,12 +62,6 @@ PALETTE = (
     ("#00808F", "#68C4D0", "<"),
     ("#B03052", "#E795AB", "*"),
 )
-PANELS_ACROSS = 3  # of a reproduction's figure
-OTHER_REFINERS = (
-    GREEN,
-    PURPLE,
-    MUTED,
-)  # there, by order; without a refiner lines are blue, with SemiGPC orange
 
 
 # Reading ------------------------------------------------------------------------------------------
@@ -669,84 +657,3 @@ def _over_classes(
             axes.set_xlabel("")
     style.key_below(figure)
     return style.chart(figure, title, caption)
-
-
-# A whole reproduction -----------------------------------------------------------------------------
-
-
-def draw_class_recall(figures: Mapping[str, Any], path: Path) -> None:
-    """Save :func:`class_recall_figure` as a PNG."""
-    with replacing(path) as draft:
-        class_recall_figure(figures).savefig(draft, format="png")
-
-
-def class_recall_figure(figures: Mapping[str, Any]) -> Figure:
-    """Draw the recall of each class, one panel per group: labels only, and the mean over algorithms
-    with each refiner.
-
-    Thin lines are the algorithms one by one, all of them means over seeds.
-
-    Args:
-        figures: what ``semigpc reproduce`` writes as figures.json.
-    """
-    groups = {
-        name: group
-        for name, group in figures["groups"].items()
-        if any("last" in cell for cell in group["cells"].values())
-    }
-    columns = min(PANELS_ACROSS, len(groups))
-    rows = -(-len(groups) // columns)
-    figure = Figure(figsize=(4.6 * columns, 3.1 * rows + 0.5), dpi=130, layout="constrained")
-    grid = figure.subplots(rows, columns, squeeze=False, sharey=True).ravel()
-    for axes, (name, group) in zip(grid, groups.items(), strict=False):
-        _draw_group(axes, name, group)
-    for axes in grid[len(groups) :]:
-        axes.set_visible(False)
-    for axes in grid[::columns]:
-        axes.set_ylabel("recall, %")
-    handles, labels = grid[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
-    return figure
-
-
-def _draw_group(axes: Axes, name: str, group: Mapping[str, Any]) -> None:
-    names, cells = group["class_names"], group["cells"]
-    draw = partial(axes.plot, np.arange(len(names)))
-    lines: dict[str, list[Floats]] = {}  # by refiner, or by add-on and refiner
-    labels = {"none": "algorithms alone"}
-    for row, cell in cells.items():
-        if "last" not in cell:
-            continue
-        refiner = row.partition("+")[2]
-        recall = np.mean(cell["last"]["per_class_recall"], axis=0)  # (C,), over the seeds
-        if row == "supervised+none":
-            draw(recall, color=GREY, linewidth=2.2, linestyle="--", label="labels only")
-            continue
-        lines.setdefault(refiner, []).append(recall)
-        labels.setdefault(refiner, f"with {cell['label'].partition(' + ')[2] or refiner}")
-    colours = {"none": BLUE, "gp": ORANGE}
-    colours |= dict(
-        zip(
-            [refiner for refiner in lines if refiner not in colours],
-            cycle(OTHER_REFINERS),
-            strict=False,
-        )
-    )
-    for refiner, recalls in lines.items():
-        for recall in recalls:
-            draw(recall, color=colours[refiner], linewidth=0.8, alpha=0.35)
-        draw(np.mean(recalls, axis=0), color=colours[refiner], linewidth=2.4, label=labels[refiner])
-    axes.set_title(name, loc="left", fontsize=FONT + 1)
-    axes.set_ylim(0, 100)
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
-    if len(names) <= NAMED // 2:
-        axes.set_xticks(
-            range(len(names)),
-            [short(name) for name in names],
-            rotation=45,
-            ha="right",
-            fontsize=FONT - 1,
-        )
-    else:
-        axes.set_xlabel("class, from the largest to the smallest")

@@ -293,5 +293,8 @@ def name_of(room: str, config: Any) -> str:
 def config_type(room: str, name: str) -> type[Any]:
     """Return the config class listed under a name."""
     if name not in ROOMS[room]:
-        raise SettingsError(unknown_name(room, name, ROOMS[room]))
+        message = unknown_name(room, name, ROOMS[room])
+        if room == "data":
+            message += " One that is defined elsewhere is known once its module is imported."
+        raise SettingsError(message)
     return config_class(ROOMS[room], name)

@@ -1,9 +1,12 @@
-"""Draw the toy problems: Figure 1 of the paper, and how labels spread from a few points to the
-rest.
+"""The paper's images: Figure 1, how labels spread in the plane, and the recall of every class.
+
+Images of the toy problem are 1800 pixels wide and carry no version stamp: equal images are equal
+files.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from io import BytesIO
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +21,7 @@ from PIL import Image
 from torch import Tensor
 
 from semigpc.io.atomic import replacing
+from semigpc.paper.reproduction import CellFigures, GroupFigures
 from semigpc.paper.toy import (
     CLASSIFIERS,
     COUNTS,
@@ -39,29 +43,108 @@ from semigpc.paper.toy import (
     propagate,
     situations,
 )
+from semigpc.report.style import BLUE, FONT, GREEN, GREY, MUTED, NAMED, ORANGE, PURPLE
+from semigpc.report.wording import short
 
-# Chosen to be told apart in normal vision and in each of the three colour blindnesses, in full and
-# faded to half.
+# Distinct in normal vision and in each of the three colour blindnesses, in full and at half strength.
 CLASS_COLOURS = ("#CC3311", "#0077BB", "#EEAA11", "#66AA88")
-UNSURE, GREY, INK = "#D9D9D9", "#777777", "#222222"
-NAMES = {"linear": "Linear", "similarity": "Similarity", "gp": "SemiGPC"}
-FAINTEST, STRONGEST = (
-    0.25,
-    0.75,
-)  # how much of the hue a map shows at THRESHOLD and at full confidence
+UNSURE = "#D9D9D9"
+MARK_GREY = "#777777"
+INK = "#222222"
+CLASSIFIER_NAMES = {"linear": "Linear", "similarity": "Similarity", "gp": "SemiGPC"}
+FAINTEST = 0.25  # share of the hue that a map shows at THRESHOLD
+STRONGEST = 0.75  # the same at full confidence
 SHADES = 24  # steps between the two: too fine to see, few enough for the file to stay small
-WIDTH, SIDE, GAP = 12.0, 3.84, 0.12  # inches, of a figure and of its panels
+WIDTH = 12.0  # inches, of a figure
+SIDE = 3.84  # inches, of a panel
+GAP = 0.12  # inches, between panels
 PIXELS_PER_INCH = 150
-RESOLUTION = 320  # points from left to right of a map
+MAP_POINTS = 320  # from left to right of a map
 LENGTH_SCALE = 1.0  # of both images: so wide that a large class reaches into a small one
 QUESTIONS = {
-    "disagreement": f"Labels that disagree: {N_DISPUTED} points have both labels, and {NEIGHBOURS} of one class lie beside "
-    "them. How sure is each there? 50% is fair.",
-    "minority": f"A minority, surrounded: {SURROUNDED} points inside a ring of {RING}. How probable is their class at "
-    "their own centre? 100% is right.",
-    "outlier": f"An outlier, far from all: four classes of {', '.join(map(str, COUNTS[:-1]))} and {COUNTS[-1]} points. How "
-    "sure is each there? 25% means no idea.",
+    "disagreement": f"Labels that disagree: {N_DISPUTED} points have both labels, and {NEIGHBOURS} "
+    "of one class lie beside them. How sure is each there? 50% is fair.",
+    "minority": f"A minority, surrounded: {SURROUNDED} points inside a ring of {RING}. How "
+    "probable is their class at their own centre? 100% is right.",
+    "outlier": f"An outlier, far from all: four classes of {', '.join(map(str, COUNTS[:-1]))} and "
+    f"{COUNTS[-1]} points. How sure is each there? 25% means no idea.",
 }
+RECALL_PANELS = 3  # beside each other
+OTHER_REFINERS = (GREEN, PURPLE, MUTED)
+
+
+# Recall of every class ----------------------------------------------------------------------------
+
+
+def draw_class_recall(groups: Mapping[str, GroupFigures], path: Path) -> None:
+    """Save :func:`class_recall_figure` as a PNG."""
+    with replacing(path) as draft:
+        class_recall_figure(groups).savefig(draft, format="png")
+
+
+def class_recall_figure(groups: Mapping[str, GroupFigures]) -> Figure:
+    """Draw the recall of each class, one panel per group that was run.
+
+    Thick lines are labels only, and the mean over algorithms with each refiner. Thin lines are the
+    algorithms one by one. All are means over seeds.
+    """
+    groups = {
+        name: group
+        for name, group in groups.items()
+        if any("last" in cell for cell in group["cells"].values())
+    }
+    columns = min(RECALL_PANELS, len(groups))
+    rows = -(-len(groups) // columns)
+    figure = Figure(figsize=(4.6 * columns, 3.1 * rows + 0.5), dpi=130, layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False, sharey=True).ravel()
+    for axes, (name, group) in zip(grid, groups.items(), strict=False):
+        _draw_recalls(axes, group["cells"])
+        axes.set_title(name, loc="left", fontsize=FONT + 1)
+        _name_classes(axes, group["class_names"])
+    for axes in grid[len(groups) :]:
+        axes.set_visible(False)
+    for axes in grid[::columns]:
+        axes.set_ylabel("recall, %")
+    handles, labels = grid[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+    return figure
+
+
+def _draw_recalls(axes: Axes, cells: Mapping[str, CellFigures]) -> None:
+    lines: dict[str, list[NDArray[np.float64]]] = {}  # by refiner, or by add-on and refiner
+    labels = {"none": "algorithms alone"}
+    for row, cell in cells.items():
+        if "last" not in cell:
+            continue
+        refiner = row.partition("+")[2]
+        recall = np.mean(np.array(cell["last"]["per_class_recall"], float), axis=0)  # (C,)
+        if row == "supervised+none":
+            axes.plot(recall, color=GREY, linewidth=2.2, linestyle="--", label="labels only")
+            continue
+        lines.setdefault(refiner, []).append(recall)
+        labels.setdefault(refiner, f"with {cell['label'].partition(' + ')[2] or refiner}")
+    colours = {"none": BLUE, "gp": ORANGE}
+    others = [refiner for refiner in lines if refiner not in colours]
+    colours |= dict(zip(others, cycle(OTHER_REFINERS), strict=False))
+    for refiner, recalls in lines.items():
+        colour = colours[refiner]
+        for recall in recalls:
+            axes.plot(recall, color=colour, linewidth=0.8, alpha=0.35)
+        axes.plot(np.mean(recalls, axis=0), color=colour, linewidth=2.4, label=labels[refiner])
+    axes.set_ylim(0, 100)
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _name_classes(axes: Axes, names: Sequence[str]) -> None:
+    if len(names) > NAMED // 2:
+        axes.set_xlabel("class, from the largest to the smallest")
+        return
+    ticks = [short(name) for name in names]
+    axes.set_xticks(range(len(names)), ticks, rotation=45, ha="right", fontsize=FONT - 1)
+
+
+# Toy problem --------------------------------------------------------------------------------------
 
 
 def write_toy_figures(out: Path, figures: ToyFigures) -> list[Path]:
@@ -122,7 +205,7 @@ def propagation_figure(
         panel.scatter(*points[wrong].T, s=22, marker="x", color=INK, linewidths=1.1, zorder=4)
         one, mean = figures[name], means[name].minority_accuracy
         minority = f"class of {COUNTS[0]}: {_percent(one.minority_accuracy)} right ({_percent(mean)} over {N_DRAWS} draws)"
-        _title(panel, f"{NAMES[name]}: {_percent(one.accuracy)} right", minority)
+        _title(panel, f"{CLASSIFIER_NAMES[name]}: {_percent(one.accuracy)} right", minority)
     reach = 1.07 * np.abs(points).max()
     for panel in panels[0]:
         panel.scatter(
@@ -158,10 +241,10 @@ def situations_figure(rows: Mapping[str, Situation], numbers: Mapping[str, Confi
                 situation.data.points, situation.data.labels, entry.length_scale
             )
             _draw_map(
-                panel, situation.data, confidence_map(predict, situation.window, width=RESOLUTION)
+                panel, situation.data, confidence_map(predict, situation.window, width=MAP_POINTS)
             )
             _mark(panel, situation.place, _percent(getattr(entry, key)))
-            _title(panel, NAMES[name])
+            _title(panel, CLASSIFIER_NAMES[name])
     key_entries = [
         Patch(
             facecolor=UNSURE, edgecolor=INK, label=f"under {THRESHOLD:.0%} sure, whatever the class"
@@ -282,9 +365,9 @@ def _propagation_key() -> list[Line2D]:
         for n, hue in zip(COUNTS, CLASS_COLOURS, strict=True)
     ]
     meanings = [
-        _key_mark("label given", "o", GREY, INK, 8),
-        _key_mark(f"label found, at least {THRESHOLD:.0%} sure", "o", GREY, GREY, 6),
-        _key_mark(f"label found, under {THRESHOLD:.0%} sure", "o", "white", GREY, 6),
+        _key_mark("label given", "o", MARK_GREY, INK, 8),
+        _key_mark(f"label found, at least {THRESHOLD:.0%} sure", "o", MARK_GREY, MARK_GREY, 6),
+        _key_mark(f"label found, under {THRESHOLD:.0%} sure", "o", "white", MARK_GREY, 6),
         _key_mark("wrong label", "x", INK, INK, 6),
     ]
     return [key for pair in zip(classes, meanings, strict=True) for key in pair]

@@ -13,12 +13,13 @@ from typing import Any, Literal, Required
 
 from typing_extensions import TypedDict
 
-from semigpc.data import AugmentConfig, CifarConfig, FGVCConfig
+from semigpc.data import AugmentConfig, CifarConfig
 from semigpc.data.augment import CIFAR100_MEAN, CIFAR100_STD, IMAGENET_MEAN, IMAGENET_STD, Triple
 from semigpc.io.errors import SettingsError
 from semigpc.models import ModelConfig
 from semigpc.models.backbones import VITS
 from semigpc.models.pretrained import WEIGHTS, WeightFile, find_weights
+from semigpc.paper.fgvc import FGVCConfig
 from semigpc.training import Experiment, TrainConfig
 from semigpc.training.experiment import config_type
 from semigpc.training.presets import on_cached_features

@@ -1,15 +1,16 @@
-"""``semigpc list``: algorithms, add-ons, refiners, models, weights, data sets, recipes and
-settings, one line each.
-"""
+"""``semigpc list``: algorithms, add-ons, refiners, models, weights, data sets and settings."""
 
 import json
 import sys
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, get_args
 
 import typer
 
 from semigpc.cli.failures import reported
-from semigpc.cli.tables import AsJson, say
+from semigpc.cli.options import AsJson, register_data_sets
+from semigpc.cli.tables import say
+from semigpc.io.errors import SettingsError
 
 Kind = Literal[
     "algorithms", "addons", "refiners", "models", "weights", "datasets", "recipes", "settings"
@@ -19,7 +20,7 @@ Kind = Literal[
 @reported("list")
 def list_command(
     kind: Annotated[
-        Kind | None, typer.Argument(metavar="KIND", help="All but the settings by default.")
+        Kind | None, typer.Argument(metavar="KIND", help="All kinds but settings by default.")
     ] = None,
     name: Annotated[
         str | None,
@@ -28,17 +29,17 @@ def list_command(
         ),
     ] = None,
     algorithm: Annotated[
-        str, typer.Option("--algorithm", metavar="NAME", help="Whose settings to list.")
+        str, typer.Option("--algorithm", metavar="NAME", help="List the settings of this one.")
     ] = "simmatch",
     addon: Annotated[
-        str, typer.Option("--addon", metavar="NAME", help="Whose settings to list.")
+        str, typer.Option("--addon", metavar="NAME", help="List the settings of this one.")
     ] = "none",
     refiner: Annotated[
-        str, typer.Option("--refiner", metavar="NAME", help="Whose settings to list.")
+        str, typer.Option("--refiner", metavar="NAME", help="List the settings of this one.")
     ] = "gp",
     as_json: AsJson = False,
 ) -> None:
-    """List what there is, one line each.
+    """List what is available, one line each.
 
     For example:
 
@@ -49,41 +50,38 @@ def list_command(
     """
     if name is not None and kind not in ("settings", "models"):
         raise typer.BadParameter("only settings and models take one.", param_hint="NAME")
-    entries: dict[str, Any]
+    entries: Mapping[str, Any]
     if kind == "settings":
         entries = _settings(name or "digits", algorithm, addon, refiner)
         lines = [f"{key}={json.dumps(value)}" for key, value in entries.items()]
     elif kind == "models" and name is not None:
         entries = dict.fromkeys(_models_named(name), "timm")
-        lines = list(entries)
+        lines = [*entries]
     elif kind is not None:
         entries = _entries(kind)
         lines = _aligned(entries)
     else:
         entries = {one: _entries(one) for one in get_args(Kind) if one != "settings"}
-        lines = [
-            line
-            for one in entries
-            for line in (f"{one}:", *(f"  {line}" for line in _aligned(entries[one])), "")
-        ]
+        lines = []
+        for one, named in entries.items():
+            lines += [f"{one}:", *(f"  {line}" for line in _aligned(named)), ""]
     if as_json:
         typer.echo(json.dumps(entries, indent=2))
-    else:
-        for line in lines:
-            say(line)
+        return
+    for line in lines:
+        say(line)
 
 
-def _aligned(entries: dict[str, str]) -> list[str]:
+def _aligned(entries: Mapping[str, str]) -> list[str]:
     width = max(map(len, entries))
     return [f"{name:<{width}}  {line}" for name, line in entries.items()]
 
 
 def _entries(kind: str) -> dict[str, str]:
-    """Return the names of a kind with a line for each: the first of its module's docstring, or of
-    its config's.
+    """Return the names of a kind, each with the first line of its docstring.
 
-    The module's if it is named after the entry, as algorithms/simmatch.py is; several entries may
-    share another module.
+    That is the module's if it is named after the entry, as algorithms/simmatch.py is, and otherwise
+    the config's: several entries may share a module.
     """
     from semigpc.addons import ADDONS
     from semigpc.algorithms import ALGORITHMS
@@ -101,7 +99,8 @@ def _entries(kind: str) -> dict[str, str]:
         }
     if kind == "recipes":
         return {name: _first_line(recipe) for name, recipe in RECIPES.items()}
-    registries: dict[str, Any] = {
+    register_data_sets()
+    registries: dict[str, Mapping[str, Any]] = {
         "algorithms": ALGORITHMS,
         "addons": ADDONS,
         "refiners": REFINERS,
@@ -110,10 +109,11 @@ def _entries(kind: str) -> dict[str, str]:
     lines = {}
     for name, entry in registries[kind].items():
         module = entry.config.__module__
-        lines[name] = _first_line(
-            sys.modules[module] if module.endswith(f".{name}") else entry.config
-        )
-    return lines | ({"none": "The algorithm as it is."} if kind == "addons" else {})
+        own_module = module.endswith(f".{name}")
+        lines[name] = _first_line(sys.modules[module] if own_module else entry.config)
+    if kind == "addons":
+        lines["none"] = "The algorithm as it is."
+    return lines
 
 
 def _models() -> dict[str, str]:
@@ -122,22 +122,20 @@ def _models() -> dict[str, str]:
 
     lines = {name: _first_line(getattr(build, "func", build)) for name, build in MODELS.items()}
     for name, vit in VITS.items():
+        shape = f"patches of {vit.patch_size}, width {vit.width}, {vit.depth} blocks"
         size = f"{vit.image_size} x {vit.image_size}"
-        lines[name] = (
-            f"Vision transformer for {size}: patches of {vit.patch_size}, width {vit.width}, {vit.depth} blocks."
-        )
-    return lines | {"...": "and every name timm knows; semigpc list models PART finds them."}
+        lines[name] = f"Vision transformer for {size}: {shape}."
+    return lines | {"...": "and every model of timm; semigpc list models PART finds them."}
 
 
 def _models_named(part: str) -> list[str]:
     import timm
 
-    from semigpc.io.errors import SettingsError
     from semigpc.models import MODELS
 
     names: list[str] = [name for name in MODELS if part in name] + timm.list_models(f"*{part}*")
     if not names:
-        raise SettingsError(f"no model has {part!r} in its name, neither of ours nor of timm's.")
+        raise SettingsError(f"no model, of semigpc or timm, has {part!r} in its name.")
     return names
 
 
@@ -152,12 +150,12 @@ def _settings(data: str, algorithm: str, addon: str, refiner: str) -> dict[str, 
     from semigpc.training.settings import flattened, groups_by_name
 
     experiment, _ = resolve(data, TrainOptions(algorithm=algorithm, addon=addon, refiner=refiner))
-    by_name = {f"{group}.name": group for group in groups_by_name(experiment)}
+    group_of = {f"{group}.name": group for group in groups_by_name(experiment)}
     values = flattened(experiment.to_plain())
     return {
-        by_name.get(key, key): value
+        group_of.get(key, key): value
         for key, value in values.items()
-        if by_name.get(key) not in ROOMS
+        if group_of.get(key) not in ROOMS
     }
 
 

@@ -11,7 +11,7 @@ import pytest
 from semigpc.io.errors import SettingsError
 from semigpc.models.backbones import VITS
 from semigpc.paper.fgvc import BENCHMARKS
-from semigpc.paper.scales import SUITES
+from semigpc.paper.recipes import SUITES
 from semigpc.paper.tables import TABLES, Options, balanced_cifar, cifar10_lt, cifar100_lt, fgvc
 from semigpc.refiners import AutoOptions
 from semigpc.training import Experiment

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -10,6 +11,18 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from PIL import Image
 
+from semigpc.paper.plots import (
+    CLASS_COLOURS,
+    CLASSIFIER_NAMES,
+    UNSURE,
+    _percent,
+    _shade,
+    class_recall_figure,
+    draw_class_recall,
+    propagation_figure,
+    save_png,
+    situations_figure,
+)
 from semigpc.paper.toy import (
     CLASSIFIERS,
     PROPAGATORS,
@@ -19,16 +32,6 @@ from semigpc.paper.toy import (
     draw,
     propagate,
     situations,
-)
-from semigpc.paper.toy_figures import (
-    CLASS_COLOURS,
-    NAMES,
-    UNSURE,
-    _percent,
-    _shade,
-    propagation_figure,
-    save_png,
-    situations_figure,
 )
 
 NUMBERS = {
@@ -99,7 +102,7 @@ def test_a_cross_stands_on_each_wrong_point_and_on_no_other(
 def test_each_panel_of_figure_1_has_its_classifier_its_number_and_a_ring_at_the_place(
     figure1: Figure,
 ) -> None:
-    assert titles(figure1) == list(NAMES.values()) * 3
+    assert titles(figure1) == list(CLASSIFIER_NAMES.values()) * 3
     panels = iter(figure1.axes)
     for key, situation in situations(0).items():
         for entry in NUMBERS.values():
@@ -165,3 +168,56 @@ def test_drawing_leaves_the_global_style_alone(figure1: Figure, tmp_path: Path) 
     before = dict(mpl.rcParams)
     save_png(figure1, tmp_path / "a.png")
     assert dict(mpl.rcParams) == before
+
+
+# Recall of every class ----------------------------------------------------------------------------
+
+
+def recalls(label: str, *seeds: list[float]) -> dict[str, Any]:
+    return {"label": label, "last": {"per_class_recall": list(seeds)}}
+
+
+@pytest.fixture
+def groups() -> dict[str, Any]:
+    cells = {
+        "supervised+none": recalls("labels only", [90.0, 50.0, 10.0], [70.0, 30.0, 20.0]),
+        "cossl": {"label": "CoSSL", "published": {}},  # quoted, and not run
+        "fixmatch+none": recalls("FixMatch", [80.0, 40.0, 0.0]),
+        "simmatch+none": recalls("SimMatch", [60.0, 20.0, 10.0]),
+        "simmatch+gp": recalls("SimMatch + SemiGPC", [70.0, 60.0, 50.0]),
+    }
+    group = {"class_names": ["cat", "dog", "emu"], "cells": cells}
+    unrun = {"class_names": ["cat"], "cells": {"cossl": {"label": "CoSSL"}}}
+    return {"A/50": group, "A/100": group, "B/50": unrun}
+
+
+def test_lines_are_means_over_seeds_and_then_over_algorithms(groups: dict[str, Any]) -> None:
+    axes = class_recall_figure(groups).axes[0]
+    lines = {
+        str(line.get_label()): np.asarray(line.get_ydata()).tolist() for line in axes.get_lines()
+    }
+    assert lines["labels only"] == [80.0, 40.0, 15.0]
+    assert lines["algorithms alone"] == [70.0, 30.0, 5.0]
+    assert lines["with SemiGPC"] == [70.0, 60.0, 50.0]
+
+
+def test_there_is_a_panel_for_each_group_that_was_run_with_its_classes_named(
+    groups: dict[str, Any],
+) -> None:
+    panels = class_recall_figure(groups).axes
+    assert [axes.get_title(loc="left") for axes in panels] == ["A/50", "A/100"]
+    assert [label.get_text() for label in panels[1].get_xticklabels()] == ["cat", "dog", "emu"]
+
+
+def test_many_classes_are_not_named() -> None:
+    cells = {"supervised+none": recalls("labels only", np.linspace(90, 10, 100).tolist())}
+    names = [f"class {c}" for c in range(100)]
+    figure = class_recall_figure({"A/50": {"class_names": names, "cells": cells}})  # type: ignore[typeddict-item]
+    assert "largest" in figure.axes[0].get_xlabel()
+
+
+@pytest.mark.slow
+def test_the_image_is_a_png(groups: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "classes.png"
+    draw_class_recall(groups, path)
+    assert path.read_bytes().startswith(b"\x89PNG")

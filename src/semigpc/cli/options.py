@@ -1,0 +1,138 @@
+"""Options that several verbs share, each with its one name, type and help text."""
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from semigpc.io.errors import SettingsError
+
+DEFAULT_RATIO = 30.0  # largest class over smallest, of a recipe in demo and compare
+OWN_DATA = "Your own data"  # panel of the help
+
+Features = Literal["live", "cached"]
+
+
+def option(name: str, panel: str, metavar: str | None, text: str, **more: Any) -> Any:
+    """Return an option in a named panel of the help.
+
+    The text mentions the default itself, so that each option fits on one line.
+    """
+    return typer.Option(
+        name, metavar=metavar, help=text, rich_help_panel=panel, show_default=False, **more
+    )
+
+
+# All verbs ----------------------------------------------------------------------------------------
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+FollowLinks = Annotated[
+    bool, typer.Option("--follow-links", help="Follow symbolic links that lead out of a folder.")
+]
+Jobs = Annotated[int, typer.Option("--jobs", metavar="N", min=1, help="Number of runs at a time.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Change any setting (repeatable); semigpc list settings DATA shows them.",
+    ),
+]
+
+# train and compare --------------------------------------------------------------------------------
+
+TrainingData = Annotated[
+    str, typer.Argument(metavar="DATA", help="A recipe, a folder of images, or an .npz file.")
+]
+FeatureChoice = Annotated[
+    Features | None,
+    typer.Option(
+        "--features",
+        help="live: train the whole network. cached: train on stored features of a frozen one, "
+        "the default for photos on a CPU.",
+    ),
+]
+Root = Annotated[
+    Path | None,
+    typer.Option(
+        "--root", metavar="PATH", help="Folder of a recipe's data; short for --set data.root=PATH."
+    ),
+]
+Labels = Annotated[
+    Path | None, option("--labels", OWN_DATA, "FILE", "CSV or Parquet: file_name, label.")
+]
+Test = Annotated[
+    Path | None, option("--test", OWN_DATA, "PATH", "Test images: such a table, or class folders.")
+]
+Validation = Annotated[
+    str | None,
+    option(
+        "--validation",
+        OWN_DATA,
+        "PATH",
+        "The same, or a fraction of the labels: 0.2 if each class has 5.",
+    ),
+]
+ModelName = Annotated[
+    str | None,
+    option("--model", OWN_DATA, "NAME", "See semigpc list models; pre-trained for photos."),
+]
+ImageSize = Annotated[
+    int | None,
+    option("--image-size", OWN_DATA, "PIXELS", "Side; by default what suits the network.", min=2),
+]
+OwnLinks = Annotated[
+    bool, option("--follow-links", OWN_DATA, None, "Follow links that lead out of a folder.")
+]
+
+
+def short_settings(data: str, steps: int | None, root: Path | None) -> list[str]:
+    """Return the settings that ``--steps`` and ``--root`` are short for."""
+    from semigpc.training.presets import RECIPES
+
+    if root is not None and data not in RECIPES:
+        raise SettingsError(
+            f"--root is the folder of a recipe's data; yours are read from {data}. Leave it out."
+        )
+    settings = []
+    if root is not None:
+        settings.append(f"data.root={root.expanduser().resolve()}")
+    if steps is not None:
+        settings.append(f"train.steps={steps}")
+    return settings
+
+
+# evaluate, predict and export ---------------------------------------------------------------------
+
+Run = Annotated[
+    Path,
+    typer.Argument(
+        metavar="RUN", exists=True, file_okay=False, help="Run folder that semigpc train wrote."
+    ),
+]
+Checkpoint = Annotated[
+    Literal["best", "last"] | None,
+    typer.Option(
+        "--checkpoint",
+        metavar="best|last",
+        help="Best on validation (the default if there is one), or last.",
+    ),
+]
+Head = Annotated[
+    Literal["auto", "linear", "gp"],
+    typer.Option("--head", help="Linear classifier or GP; auto: the one the run is judged by."),
+]
+
+
+def register_data_sets() -> None:
+    """Register the data sets that are not in semigpc.data, so that a run's config may name them."""
+    if find_spec("semigpc.paper"):
+        import semigpc.paper.fgvc  # noqa: F401 - importing it registers the set
+
+
+# label, suggest, audit and review -----------------------------------------------------------------
+
+LabelledFolder = Annotated[
+    Path, typer.Argument(metavar="OUT", help="Folder that semigpc label wrote.")
+]

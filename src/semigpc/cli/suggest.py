@@ -1,0 +1,90 @@
+"""``semigpc suggest``: which rows to label next."""
+
+import json
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from semigpc.cli.failures import reported
+from semigpc.cli.options import AsJson, LabelledFolder
+from semigpc.cli.tables import say, table, verbatim
+from semigpc.io.text import percent
+
+if TYPE_CHECKING:
+    from semigpc.labeling.suggest import Suggestion
+
+SUGGESTIONS_SHOWN = 20  # rows on the screen
+LEAST_POOL = 3000  # rows that suggestions are chosen from, at least
+
+
+@reported("suggest")
+def suggest(
+    out: LabelledFolder,
+    count: Annotated[
+        int, typer.Option("--count", min=1, max=1000, help="Number of rows to suggest.")
+    ] = 50,
+    rare: Annotated[
+        float,
+        typer.Option(
+            "--rare",
+            min=0.0,
+            max=10.0,
+            help="Preference for rare classes: 0 none, 1 strong.",
+        ),
+    ] = 0.5,
+    outliers: Annotated[
+        Literal["include", "exclude"],
+        typer.Option(
+            "--outliers", help="Rows unlike all labelled ones; they may belong to a new class."
+        ),
+    ] = "include",
+    seed: Annotated[
+        int, typer.Option("--seed", min=0, help="Seed of the sample taken from large data.")
+    ] = 0,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace suggestions that have been filled in.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Suggest which rows to label next, so that each label helps the most.
+
+    Half of them are rows that the labels say little about, rare classes
+    first. The other half are candidates for classes that get no new labels
+    or have few, in turn (column for_class). No two are redundant. They are
+    listed in OUT/suggestions.csv: write the right class into its empty column
+    label, and pass the file to semigpc label beside the earlier labels. Rows
+    left empty are ignored.
+
+    For example:
+
+      semigpc suggest labelled --count 30
+      semigpc label photos --labels labels.csv --labels labelled/suggestions.csv --out better
+    """
+    from semigpc.labeling.project import Project
+    from semigpc.labeling.suggest import SuggestConfig, write_suggestions
+    from semigpc.labeling.suggest import suggest as choose_rows
+
+    project = Project.open(out)
+    pool = max(LEAST_POOL, 4 * count)
+    config = SuggestConfig(count=count, rare=rare, outliers=outliers, pool=pool, seed=seed)
+    suggestions = choose_rows(project, config)
+    path = write_suggestions(project, suggestions, overwrite=overwrite)
+    if as_json:
+        typer.echo(json.dumps([row._asdict() for row in suggestions], indent=2))
+    else:
+        Console().print(_suggestions_table(suggestions, project.id_name))
+    fewer = f" ({count} were requested; no more are left)" if len(suggestions) < count else ""
+    line = f"wrote {path}: {len(suggestions)} rows{fewer}; write labels into its column label"
+    say(line, err=as_json)
+
+
+def _suggestions_table(suggestions: "list[Suggestion]", id_name: str) -> Table:
+    made = table("", ">rank", id_name, "likeliest", ">confidence", "why")
+    for rank, row in enumerate(suggestions[:SUGGESTIONS_SHOWN], start=1):
+        names = (verbatim(row.id), verbatim(row.believed))
+        made.add_row(str(rank), *names, percent(row.confidence), verbatim(row.why))
+    if len(suggestions) > SUGGESTIONS_SHOWN:
+        made.caption = f"and {len(suggestions) - SUGGESTIONS_SHOWN} more"
+    return made
