@@ -59,13 +59,13 @@ def test_what_was_not_answered_is_told(out: Path) -> None:
     assert sum(stratum["rows"] for stratum in facts["strata"]) == facts["pseudo_labels"]
     answer(out / "audit.csv", every=2)
     judged = " ".join(semigpc("audit", out, "--answers", out / "audit.csv").stdout.split())
-    assert "20 of 40 rows are not answered" in judged
+    assert "20 of 40 rows have no answer" in judged
 
 
 def test_drawing_and_judging_are_two_things(out: Path, tmp_path: Path) -> None:
     done = semigpc("audit", out, "--sample", "9", "--answers", out / "audit.csv")
     assert done.exit_code == 2
-    assert "--answers judges the last one" in " ".join(done.stderr.split())
+    assert "--answers evaluates the last one" in " ".join(done.stderr.split())
     refused("audit", tmp_path, code=2, words="was not written by semigpc label")
     refused(
         "audit",

@@ -200,7 +200,7 @@ def test_options_that_do_not_belong_together(trained: Trained, tmp_path: Path) -
         "--ratio",
         "10",
         code=2,
-        words="your own data have the tail they have",
+        words="does not apply to your own data",
     )
     for arguments in (("--partial",), ("--data", str(tmp_path), "--part", "test")):
         assert semigpc("evaluate", trained.run, *arguments).exit_code == 2
@@ -300,13 +300,13 @@ def test_a_full_disk_while_checkpointing(tmp_path: Path) -> None:
         refused(
             *half,
             code=130,
-            words="interrupted; what was saved before is intact. Give the same command with --resume",
+            words="interrupted; what was saved before is intact. Run the same command with --resume",
         )
     before = last.read_bytes()
     with files_no_larger_than(len(before) // 2):
         told = refused(*half, code=1, words=f"the checkpoint {last} could not be written")
     assert "What was there before is intact." in told
-    assert "MB. Give the same command with --resume to go on." in told
+    assert "MB. Run the same command with --resume to continue." in told
     assert last.read_bytes() == before
     assert [path.name for path in last.parent.iterdir()] == [last.name]
 

@@ -182,10 +182,8 @@ def test_compare_works_with_two_classes_and_notes_a_refiner_that_is_never_used(
         out,
     )
     assert done.exit_code == 0, done.output
-    assert (
-        "Note: FixMatch + SemiGPC never uses its refiner: lower refiner.warmup_steps or raise --steps."
-        in done.stderr
-    )
+    assert "Note: FixMatch + SemiGPC never uses its refiner." in done.stderr
+    assert "refiner.warmup_steps" in done.stderr
     (comparison,) = json.loads((out / "figures.json").read_text())["comparisons"].values()
     assert comparison["cells"]["fixmatch+none"]["groups"]["few"] is None
 

@@ -99,7 +99,7 @@ def test_what_differs_is_told_with_exit_code_1(tmp_path: Path) -> None:
     assert "images that decode 405 407 - differs" in rows
     assert "test: images on disk 200 200 - ok" in rows
     assert done.stdout.count("cannot be read: cannot identify image file") == 2
-    assert "figures must be looked at" in done.stdout
+    assert "figures differ or are missing" in done.stdout
     (folder / "test.txt").unlink()
     done = semigpc("data", "verify", "cub", tmp_path)
     assert done.exit_code == 1
@@ -177,7 +177,7 @@ def test_cifar_is_fetched_and_unpacked(tmp_path: Path, monkeypatch: pytest.Monke
     assert (unpacked / "readme.html").read_text() == "hello"
     again = semigpc("data", "download", "cifar10", tmp_path / "data")
     assert again.exit_code == 0
-    assert "is there already" in again.stdout
+    assert "exists. To check it" in again.stdout
 
 
 def test_without_a_network_a_download_says_so(

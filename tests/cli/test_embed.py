@@ -24,15 +24,14 @@ def photos(tmp_path: Path) -> Path:
 def test_embed_writes_a_table_and_says_what_it_holds(photos: Path, tmp_path: Path) -> None:
     done = semigpc("embed", photos, "--out", tmp_path / "x.parquet", *TINY)
     assert done.exit_code == 0, done.output
-    assert (
-        done.stdout
-        == f"wrote {tmp_path / 'x.parquet'}: 4 images, 96 numbers each (test_resnet, 32 px, float16)\n"
-    )
+    out = tmp_path / "x.parquet"
+    contents = "4 images, 96 numbers each (test_resnet, 32 px, float16)"
+    assert done.stdout == f"wrote {out}: {contents}\n"
     assert done.stderr.startswith("embedding 4 images at 32 px with test_resnet on torch, about ")
     names = parquet.read_table(tmp_path / "x.parquet").column("file_name").to_pylist()
     assert names == ["a/0.png", "a/1.png", "b/0.png", "b/1.png"]
     again = semigpc("embed", photos, "--out", tmp_path / "x.parquet", *TINY)
-    assert again.stdout.startswith(f"{tmp_path / 'x.parquet'} is already there: 4 images")
+    assert again.stdout.startswith(f"{tmp_path / 'x.parquet'} exists already: 4 images")
 
 
 def test_embed_as_json_with_images_left_out(photos: Path, tmp_path: Path) -> None:
@@ -52,8 +51,8 @@ def test_embed_as_json_with_images_left_out(photos: Path, tmp_path: Path) -> Non
     )
     assert facts["bad"][0] == ["text00.jpg", "cannot identify image file"]
     assert len(facts["bad"]) == 12
-    assert "left out: text00.jpg: cannot identify image file\n" in done.stderr
-    assert f"left out: 2 more, listed in {out}.bad.txt" in done.stderr
+    assert "skipped: text00.jpg: cannot identify image file\n" in done.stderr
+    assert f"skipped: 2 more, listed in {out}.bad.txt" in done.stderr
 
 
 def test_embed_refuses_in_one_paragraph(photos: Path, tmp_path: Path) -> None:
@@ -124,7 +123,7 @@ def interrupt_when_there_is(pattern: str, folder: Path) -> str:
     _, stderr = process.communicate(timeout=120)
     assert process.returncode == 130, stderr
     check_paragraph(stderr, "embed", "interrupted; what was saved before is intact.")
-    assert "the same command goes on" in stderr
+    assert "run the same command to continue" in stderr
     assert not (folder / "x.parquet").exists()
     return stderr
 

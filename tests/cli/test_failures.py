@@ -54,17 +54,17 @@ def test_the_error_that_is_known_by_name_has_that_name() -> None:
         (
             ModuleNotFoundError("No module named 'timm'"),
             1,
-            "No module named 'timm'. semigpc doctor finds out",
+            "No module named 'timm'. Run semigpc doctor",
         ),
         (
             Stopped("stopped after step 3."),
             130,
-            "semigpc go: stopped after step 3. Give the same command with --resume to go on.\n",
+            "semigpc go: stopped after step 3. Run the same command with --resume to continue.\n",
         ),
         (
             KeyboardInterrupt(),
             130,
-            "semigpc go: interrupted; what was saved before is intact. Give the same",
+            "semigpc go: interrupted; what was saved before is intact. Run the same",
         ),
         (
             ZeroDivisionError("1 / 0"),
@@ -96,7 +96,7 @@ def test_what_goes_on_by_itself_says_so_when_it_is_stopped() -> None:
     done = CliRunner().invoke(app, ["table"])
     assert (
         done.stderr
-        == "semigpc table: stopped after step 3. Give the same command again to go on.\n"
+        == "semigpc table: stopped after step 3. Run the same command again to continue.\n"
     )
 
 

@@ -79,10 +79,11 @@ def contents(folder: Path) -> dict[str, bytes]:
 def test_train_before_and_after_the_first_checkpoint(disk: Disk) -> None:
     run = disk.path / "run"
     disk.fill(leave=0)
-    check_full(refused(*TRAIN, "--out", run, code=1, words="with --resume to go on."), run)
+    check_full(refused(*TRAIN, "--out", run, code=1, words="with --resume to continue."), run)
     disk.fill(leave=80_000)  # enough to begin, not for a checkpoint
     check_full(
-        refused(*TRAIN, "--out", run, code=1, words="with --resume to go on."), run / "checkpoints"
+        refused(*TRAIN, "--out", run, code=1, words="with --resume to continue."),
+        run / "checkpoints",
     )
     disk.free()
     done = semigpc(*TRAIN, "--out", run)
@@ -94,14 +95,14 @@ def test_label(disk: Disk, tmp_path: Path) -> None:
     data, labels = write(tmp_path, "parquet", X, IDS), write_labels(tmp_path / "labels.csv", LABELS)
     command = ("label", data, "--labels", labels, "--no-report", "--out", disk.path / "out")
     disk.fill(leave=16_000)
-    check_full(refused(*command, code=1, words="Give the same command again"), disk.path / "out")
+    check_full(refused(*command, code=1, words="Run the same command again"), disk.path / "out")
     disk.free()
     assert semigpc(*command).exit_code == 0
     before = contents(disk.path / "out")
     other = (*command, "--overwrite", "--seed", "1")
     for leave in (0, 4_000, 30_000, 60_000):
         disk.fill(leave)
-        check_full(refused(*other, code=1, words="Give the same command again"), disk.path / "out")
+        check_full(refused(*other, code=1, words="Run the same command again"), disk.path / "out")
         assert {
             name: content
             for name, content in contents(disk.path / "out").items()
@@ -117,7 +118,7 @@ def test_embed(disk: Disk, tmp_path: Path) -> None:
     command = ("embed", tmp_path / "photos", "--out", disk.path / "x.parquet", *network)
     disk.fill(leave=8_000)
     check_full(
-        refused(*command, code=1, words="Give the same command again"), disk.path / "x.parquet"
+        refused(*command, code=1, words="Run the same command again"), disk.path / "x.parquet"
     )
     disk.free()
     assert semigpc(*command).exit_code == 0

@@ -164,7 +164,7 @@ def test_bad_input_is_refused_in_one_paragraph(table: Path, tmp_path: Path) -> N
 def test_options_that_exclude_each_other(table: Path) -> None:
     done = semigpc(*call(table, "--answer-all", "--abstain", "0.8"))
     assert done.exit_code == 2
-    assert "exclude each other" in done.stderr
+    assert "--answer-all" in done.stderr
     assert semigpc(*call(table, "--abstain", "1.5")).exit_code == 2
 
 

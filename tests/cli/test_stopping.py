@@ -49,7 +49,9 @@ def stop_group(process: "subprocess.Popen[str]", number: int, ready: Callable[[]
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 130, stderr
     check_paragraph(
-        stderr, "train", "everything is saved in run. Give the same command with --resume to go on."
+        stderr,
+        "train",
+        "everything is saved in run. Run the same command with --resume to continue.",
     )
     assert "Error" not in stderr  # nor from a worker
     return stderr

@@ -141,7 +141,7 @@ def test_processes_with_different_settings_are_rejected_by_name(tmp_path: Path) 
 def test_the_error_of_one_process_keeps_its_words_and_its_exit_code() -> None:
     assert explain(RankError(1, DataError("no such table."))) == ("rank 1: no such table.", 2)
     assert explain(RankError(3, RuntimeError("odd")))[0].startswith(
-        "rank 3: RuntimeError: odd This was not foreseen"
+        "rank 3: RuntimeError: odd. Unexpected error"
     )
 
 

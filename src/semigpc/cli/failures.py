@@ -35,9 +35,9 @@ from semigpc.io.errors import (
 USAGE, FAILURE, STOPPED = 2, 1, 130
 # How to go on after a stop, by an option that the verb has; the first that applies.
 GO_ON = {
-    "resume": "Give the same command with --resume to go on.",
-    "jobs": "Give the same command again to go on.",
-    "out": "Give the same command again to go on.",
+    "resume": "Run the same command with --resume to continue.",
+    "jobs": "Run the same command again to continue.",
+    "out": "Run the same command again to continue.",
 }
 
 # The first class of an error's ancestry that is listed decides.
@@ -167,7 +167,7 @@ def _paragraph(error: BaseException) -> str:
         return f"{error.strerror}: {error.filename}." if error.filename else f"{error.strerror}."
     text = str(error)
     if isinstance(error, ImportError) and "pip install" not in text:
-        text = f"{text}. semigpc doctor finds out what is wrong with the installation."
+        text = f"{text}. Run semigpc doctor to check the installation."
     return " ".join(text.split())
 
 
