@@ -23,8 +23,8 @@ sys.path.insert(
 )  # so that the script can be started as a file too
 
 from benchmarks.tables import Json, Seed, new_table, script, show
-from semigpc.io.text import versions
 from semigpc.io.threads import granted, using
+from semigpc.io.versions import versions
 from semigpc.models import ModelConfig, build_model
 from semigpc.models.encoder import EmbedConfig, embed_folder
 

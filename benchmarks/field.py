@@ -42,7 +42,8 @@ from benchmarks.study import (
 )
 from benchmarks.tables import WIDTH, Jobs, Json, Plot, check_folders, new_table, script
 from semigpc.io.errors import SettingsError
-from semigpc.io.text import CLASS_GROUPS, unknown_name
+from semigpc.io.text import unknown_name
+from semigpc.training.metrics import CLASS_GROUPS
 
 POINT = 0.01  # of balanced accuracy
 Names = list[str] | None

@@ -42,8 +42,8 @@ from semigpc.data.augment import IMAGENET_MEAN, IMAGENET_STD
 from semigpc.data.folder import load
 from semigpc.data.loaders import TINY, normalised
 from semigpc.io.images import GIGABYTE
-from semigpc.io.text import versions
 from semigpc.io.threads import cores, using
+from semigpc.io.versions import versions
 from semigpc.types import Batch
 
 Record = dict[str, Any]

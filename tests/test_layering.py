@@ -30,7 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "export": {"training", "refiners", "gp", "models", "data"},
     "estimator": {"gp"},
     "labeling": {"gp", "estimator", "models", "data", "report"},
-    "review": {"labeling", "estimator", "data"},
+    "review": {"labeling", "estimator", "data", "report"},
     "paper": {"report", "training", "addons", "algorithms", "refiners", "gp", "models", "data"},
     "cli": {
         "addons",

@@ -6,13 +6,7 @@ import random
 
 import pytest
 
-from semigpc.io.text import (
-    as_utf8,
-    from_spreadsheet_cell,
-    no_new_labels,
-    printable,
-    spreadsheet_cell,
-)
+from semigpc.io.text import as_utf8, from_spreadsheet_cell, printable, spreadsheet_cell
 
 
 @pytest.mark.parametrize(
@@ -67,22 +61,3 @@ def test_any_text_comes_back_through_a_csv_file() -> None:
 
 def test_a_name_that_is_not_utf8_can_be_written() -> None:
     assert as_utf8("latin\udce9.png") == spreadsheet_cell("latin\udce9.png") == "latin?.png"
-
-
-def test_classes_without_new_labels_are_named_with_what_they_need() -> None:
-    assert no_new_labels({}) == ""
-    assert (
-        no_new_labels({"heron": 6, "egret": 6})
-        == "No new labels for: heron, egret. Label 6 more of each."
-    )
-    assert (
-        no_new_labels({"heron": 6, "egret": 2, "owl": None})
-        == "No new labels for: heron, egret, owl. Label 2 to 6 more of each."
-    )
-    assert no_new_labels({"heron": 3}) == "No new labels for: heron. Label 3 more."
-    assert no_new_labels({"heron": None}) == "No new labels for: heron. Label more of it."
-    many = no_new_labels(dict.fromkeys(map(str, range(20))))
-    assert (
-        many
-        == "No new labels for: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 and 8 more classes. Label more of each."
-    )

@@ -2,8 +2,19 @@
 
 import math
 
-from semigpc.io.text import count, duration, mean_and_spread, percent, points
-from semigpc.report.wording import counted, flatten, number_of, run_title, short
+from semigpc.report.wording import (
+    count,
+    counted,
+    duration,
+    flatten,
+    mean_and_spread,
+    no_new_labels,
+    number_of,
+    percent,
+    points,
+    run_title,
+    short,
+)
 
 
 def test_what_is_not_known_is_a_dash() -> None:
@@ -80,3 +91,17 @@ def test_nouns_follow_their_number() -> None:
         "2 rows",
         "1,234 rows",
     ]
+
+
+def test_classes_without_new_labels_are_named_with_what_they_need() -> None:
+    start = "No new labels for: heron"
+    for needed, expected in (
+        ({}, ""),
+        ({"heron": 6, "egret": 6}, f"{start}, egret. Label 6 more of each."),
+        ({"heron": 6, "egret": 2, "owl": None}, f"{start}, egret, owl. Label 2 to 6 more of each."),
+        ({"heron": 3}, f"{start}. Label 3 more."),
+        ({"heron": None}, f"{start}. Label more of it."),
+    ):
+        assert no_new_labels(needed) == expected
+    many = no_new_labels(dict.fromkeys(map(str, range(20))))
+    assert many.endswith("10, 11 and 8 more classes. Label more of each.")

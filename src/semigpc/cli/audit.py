@@ -14,7 +14,7 @@ from rich.text import Text
 from semigpc.cli.failures import reported
 from semigpc.cli.options import AsJson, LabelledFolder
 from semigpc.cli.tables import say, share, table, verbatim
-from semigpc.io.text import percent
+from semigpc.report.wording import percent
 
 if TYPE_CHECKING:
     from semigpc.labeling.project import Project

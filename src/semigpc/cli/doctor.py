@@ -16,7 +16,7 @@ from rich.console import Console
 from semigpc.cli.failures import reported
 from semigpc.cli.options import AsJson
 from semigpc.cli.tables import verbatim
-from semigpc.io.text import MISSING, versions
+from semigpc.io.versions import MISSING, versions
 
 GIGABYTE = 2**30
 LEAST_FREE = 1  # gigabytes of disk or memory, below which a warning is given

@@ -13,7 +13,7 @@ from semigpc.cli.options import AsJson, option
 from semigpc.cli.progress import StageBar
 from semigpc.cli.tables import say, table, verbatim
 from semigpc.io.errors import DataError
-from semigpc.io.text import no_new_labels, percent
+from semigpc.report.wording import no_new_labels, percent
 
 CLASSES_LISTED = 30  # on the screen
 STATUSES = {  # as the caption of the table calls them

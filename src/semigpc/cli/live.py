@@ -9,7 +9,7 @@ from rich.progress import Progress, TaskID
 
 from semigpc.cli.progress import StageBar, progress_bars
 from semigpc.cli.tables import say, verbatim
-from semigpc.io.text import percent
+from semigpc.report.wording import percent
 from semigpc.training import Listener, RunFolder
 from semigpc.training.comparison import Cell, ComparisonListener
 from semigpc.training.run_folder import MetricsLine

@@ -14,7 +14,8 @@ from semigpc.cli.failures import reported
 from semigpc.cli.options import AsJson, Checkpoint, FollowLinks, Head, Run, register_data_sets
 from semigpc.cli.progress import StageBar
 from semigpc.cli.tables import say, table, verbatim
-from semigpc.io.text import as_utf8, percent, spreadsheet_cell
+from semigpc.io.text import as_utf8, spreadsheet_cell
+from semigpc.report.wording import percent
 
 if TYPE_CHECKING:
     from semigpc.data import ImageSet

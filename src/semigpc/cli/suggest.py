@@ -10,7 +10,7 @@ from rich.table import Table
 from semigpc.cli.failures import reported
 from semigpc.cli.options import AsJson, LabelledFolder
 from semigpc.cli.tables import say, table, verbatim
-from semigpc.io.text import percent
+from semigpc.report.wording import percent
 
 if TYPE_CHECKING:
     from semigpc.labeling.suggest import Suggestion

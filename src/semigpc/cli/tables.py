@@ -12,7 +12,8 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from semigpc.io.text import CLASS_GROUPS, mean_and_spread, points, printable
+from semigpc.io.text import printable
+from semigpc.report.wording import mean_and_spread, points
 
 HEADS = {"linear": "linear", "gp": "GP"}
 NUMBER = ">"  # before the heading of a column of numbers
@@ -66,6 +67,8 @@ def accuracy_table(
 
     The caption names the head that is judged.
     """
+    from semigpc.training.metrics import CLASS_GROUPS  # imports torch
+
     rows = list(rows)
     captions = [
         f"The {HEADS[entry['head']]} head is judged, and predicts."
@@ -90,6 +93,8 @@ def accuracy_table(
 
 def comparison_table(comparison: Mapping[str, Any]) -> Table:
     """Return one row per cell: balanced accuracy with its spread, and the class groups."""
+    from semigpc.training.metrics import CLASS_GROUPS  # imports torch
+
     seeds = len(comparison["seeds"])
     cells = comparison["cells"]
     part = cells[0]["runs"][0]["result"]["part"]  # validation, where there are no test images

@@ -24,7 +24,7 @@ from semigpc.io.errors import (
     SettingsError,
 )
 from semigpc.io.images import Pixels
-from semigpc.io.text import versions
+from semigpc.io.versions import versions
 from semigpc.models.encoder import INPUT, ONNX_PACKAGES
 from semigpc.refiners import GaussianProcessRefiner
 from semigpc.training.evaluate import predict

@@ -3,40 +3,17 @@ numbers, versions.
 """
 
 import difflib
-import math
-import platform
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Iterable, Sequence
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # how formulas begin in a spreadsheet
 NUMBER = re.compile(r"[+-]?[0-9.]+(e[+-]?[0-9]+)?", re.IGNORECASE)  # not a formula
 APOSTROPHE = "'"
-HIDDEN = (
-    "Cc",
-    "Cs",
-    "Zl",
-    "Zp",
-)  # control characters, lone surrogates, separators of lines and paragraphs
-DIRECTION = frozenset(
-    "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
-)  # overrides and isolates reorder a line
-PACKAGES = (
-    "semigpc",
-    "torch",
-    "torchvision",
-    "timm",
-    "lightning-fabric",
-    "numpy",
-    "scikit-learn",
-    "safetensors",
-    "pyarrow",
-)
-MISSING = "not installed"  # in place of a version
-CLASS_GROUPS = ("many", "medium", "few")  # thirds of the classes, by their number of labels
-ABSENT = "\N{EN DASH}"
-MINUS, PLUS_MINUS = "\N{MINUS SIGN}", "\N{PLUS-MINUS SIGN}"
+# Unicode categories: control characters, lone surrogates, separators of lines and paragraphs.
+HIDDEN = ("Cc", "Cs", "Zl", "Zp")
+# Overrides and isolates, which reorder a line.
+DIRECTION = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 
 def printable(text: object) -> str:
@@ -95,75 +72,6 @@ def unknown_name(what: str, name: str, known: Iterable[str]) -> str:
     similar = similar_names(name, names)
     hint = f" did you mean {similar[0]!r}?" if similar else ""
     return f"unknown {what} {name!r};{hint} Known: {', '.join(names)}."
-
-
-def no_new_labels(needed: Mapping[str, int | None], *, most: int = 12) -> str:
-    """Return a sentence on the classes that get no new label and how many labels each needs, None
-    where that is not known.
-
-    For example "No new labels for: heron, egret. Label 6 more of each."; nothing if there are no
-    such classes.
-    """
-    if not needed:
-        return ""
-    names, numbers = list(needed), sorted({number for number in needed.values() if number})
-    rest = f" and {len(names) - most} more classes" if len(names) > most else ""
-    if not numbers:
-        return f"No new labels for: {', '.join(names[:most])}{rest}. Label more of {'it' if len(names) == 1 else 'each'}."
-    many = str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
-    return f"No new labels for: {', '.join(names[:most])}{rest}. Label {many} more{' of each' if len(names) > 1 else ''}."
-
-
-def percent(share: float | None) -> str:
-    """Write a share with one decimal, and a dash where there is none."""
-    return ABSENT if share is None or not math.isfinite(share) else f"{100 * share:.1f}%"
-
-
-def mean_and_spread(mean: float | None, std: float | None, n: int) -> tuple[str, str]:
-    """Write a mean share and its deviation in percent, without the sign; one seed has no deviation."""
-    spread = f"{PLUS_MINUS} {100 * std:.1f}" if std is not None and n > 1 else ""
-    return (ABSENT, "") if mean is None else (f"{100 * mean:.1f}", spread)
-
-
-def points(difference: float | None) -> str:
-    """Write a difference of shares in percentage points, with its sign."""
-    if difference is None or not math.isfinite(difference):
-        return ABSENT
-    written = f"{100 * difference:+.1f}"
-    return "0.0" if float(written) == 0 else written.replace("-", MINUS)
-
-
-def count(value: float | None) -> str:
-    """Write a whole number with thousands set apart."""
-    return ABSENT if value is None or not math.isfinite(value) else f"{value:,.0f}"
-
-
-def duration(seconds: float | None) -> str:
-    """Write a time in its two largest units."""
-    if seconds is None or not math.isfinite(seconds):
-        return ABSENT
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest} s"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours < 24 else f"{hours // 24} d {hours % 24} h"
-
-
-def versions(*more: str) -> dict[str, str]:
-    """Return the versions of Python, of the packages that figures depend on and of ``more``
-    packages, by name.
-
-    None of them is imported, so that a broken installation can be examined too.
-    """
-    installed = {"python": platform.python_version(), "platform": platform.platform()}
-    for name in (*PACKAGES, *more):
-        try:
-            installed[name] = version(name)
-        except PackageNotFoundError:
-            installed[name] = MISSING
-    return installed
 
 
 def listed(names: Sequence[str], most: int = 5) -> str:

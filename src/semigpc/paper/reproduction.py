@@ -14,7 +14,6 @@ from typing_extensions import TypedDict
 
 from semigpc.io.atomic import write_json
 from semigpc.io.errors import RunError, SettingsError
-from semigpc.io.text import CLASS_GROUPS
 from semigpc.paper.published import STATEMENTS, Claim, Published, agrees, judge_gain
 from semigpc.paper.recipes import check_weights
 from semigpc.paper.tables import Features, Group, Options, PaperCell, PaperTable, Scale, select
@@ -22,6 +21,7 @@ from semigpc.refiners import GPConfig
 from semigpc.report.comparison_page import write_comparison_report
 from semigpc.training import RunFolder
 from semigpc.training.comparison import Cell, ComparisonListener, compare, finished_run, run_path
+from semigpc.training.metrics import CLASS_GROUPS
 from semigpc.training.run_folder import read_run, read_run_json
 
 METRIC = "top1"

@@ -12,7 +12,6 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
-from semigpc.io.text import ABSENT, count, percent
 from semigpc.report import style
 from semigpc.report.style import (
     BLUE,
@@ -28,7 +27,7 @@ from semigpc.report.style import (
     mean_known,
     per_class,
 )
-from semigpc.report.wording import number_of, short
+from semigpc.report.wording import ABSENT, count, number_of, percent, short
 from semigpc.training.run_folder import RunRecord
 
 LAST_WINDOWS = 5  # of pseudo-labels, whose counts are what the network believes at the end

@@ -21,7 +21,6 @@ from typing_extensions import TypedDict
 
 from semigpc.io.atomic import Count, read_json
 from semigpc.io.errors import FileError
-from semigpc.io.text import CLASS_GROUPS, count, mean_and_spread, percent, points
 from semigpc.report import style
 from semigpc.report.charts import class_axis, class_shares, draw_shares, share_scale
 from semigpc.report.style import (
@@ -38,8 +37,18 @@ from semigpc.report.style import (
     mean_known,
     series,
 )
-from semigpc.report.wording import HEAD_NAMES, JUDGED, metric_name, number_of, short
-from semigpc.training.metrics import LOOSE, Figures
+from semigpc.report.wording import (
+    HEAD_NAMES,
+    JUDGED,
+    count,
+    mean_and_spread,
+    metric_name,
+    number_of,
+    percent,
+    points,
+    short,
+)
+from semigpc.training.metrics import CLASS_GROUPS, LOOSE, Figures
 from semigpc.training.run_folder import HEADS, RunRecord, read_run
 
 COLUMNS = ("balanced_accuracy", *CLASS_GROUPS, "top1", "macro_f1", "ece")

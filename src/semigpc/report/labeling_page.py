@@ -36,7 +36,6 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from semigpc.io.text import count, duration, no_new_labels, percent
 from semigpc.report import style
 from semigpc.report.charts import class_axis, reliability_chart, share_lines_chart
 from semigpc.report.style import (
@@ -54,7 +53,7 @@ from semigpc.report.style import (
     Floats,
     floats,
 )
-from semigpc.report.wording import counted, flatten, short
+from semigpc.report.wording import count, counted, duration, flatten, no_new_labels, percent, short
 from semigpc.training.run_folder import RunRecord
 
 LISTED = 100  # rows of a list by hand; the tables of the folder have them all

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from semigpc.io.text import CLASS_GROUPS, count, duration, percent
 from semigpc.report import style
 from semigpc.report.charts import (
     NUMBERED,
@@ -19,7 +18,18 @@ from semigpc.report.charts import (
     share_chart,
 )
 from semigpc.report.style import Chart, Entry, Floats, series
-from semigpc.report.wording import HEAD_NAMES, JUDGED, SCORE_NAMES, flatten, metric_name, run_title
+from semigpc.report.wording import (
+    HEAD_NAMES,
+    JUDGED,
+    SCORE_NAMES,
+    count,
+    duration,
+    flatten,
+    metric_name,
+    percent,
+    run_title,
+)
+from semigpc.training.metrics import CLASS_GROUPS
 from semigpc.training.run_folder import HEADS, PARTS, RunRecord, read_run
 
 CHOICES = {

@@ -25,8 +25,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
 
 from semigpc.io.atomic import write_text
-from semigpc.io.text import count, duration, percent, points
-from semigpc.report.wording import counted, metric_name, number_of
+from semigpc.report.wording import count, counted, duration, metric_name, number_of, percent, points
 
 Entry = Mapping[str, Any]  # one line of a run, or one cell of a comparison
 Floats = NDArray[np.float64]

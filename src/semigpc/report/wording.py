@@ -1,10 +1,10 @@
-"""How a page writes numbers and names."""
+"""How pages and commands write numbers and names."""
 
 import math
 from collections.abc import Mapping
 from typing import Any
 
-from semigpc.io.text import CLASS_GROUPS, count, printable
+from semigpc.io.text import printable
 
 METRICS = {
     "top1": "Top-1",
@@ -21,6 +21,65 @@ SCORE_NAMES = {
     "auroc_expected": "expected probability, GP",
 }
 ELLIPSIS = "\N{HORIZONTAL ELLIPSIS}"
+ABSENT = "\N{EN DASH}"  # in place of a number
+MINUS = "\N{MINUS SIGN}"
+PLUS_MINUS = "\N{PLUS-MINUS SIGN}"
+
+
+def percent(share: float | None) -> str:
+    """Write a share with one decimal, and a dash where there is none."""
+    return ABSENT if share is None or not math.isfinite(share) else f"{100 * share:.1f}%"
+
+
+def mean_and_spread(mean: float | None, std: float | None, n: int) -> tuple[str, str]:
+    """Write a mean share and its deviation in percent, without the sign; one seed has no deviation."""
+    spread = f"{PLUS_MINUS} {100 * std:.1f}" if std is not None and n > 1 else ""
+    return (ABSENT, "") if mean is None else (f"{100 * mean:.1f}", spread)
+
+
+def points(difference: float | None) -> str:
+    """Write a difference of shares in percentage points, with its sign."""
+    if difference is None or not math.isfinite(difference):
+        return ABSENT
+    written = f"{100 * difference:+.1f}"
+    return "0.0" if float(written) == 0 else written.replace("-", MINUS)
+
+
+def count(value: float | None) -> str:
+    """Write a whole number with thousands set apart."""
+    return ABSENT if value is None or not math.isfinite(value) else f"{value:,.0f}"
+
+
+def duration(seconds: float | None) -> str:
+    """Write a time in its two largest units."""
+    if seconds is None or not math.isfinite(seconds):
+        return ABSENT
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours < 24 else f"{hours // 24} d {hours % 24} h"
+
+
+def no_new_labels(needed: Mapping[str, int | None], *, most: int = 12) -> str:
+    """Return a sentence on the classes that get no new label and how many labels each needs, None
+    where that is not known.
+
+    For example "No new labels for: heron, egret. Label 6 more of each."; nothing if there are no
+    such classes.
+    """
+    if not needed:
+        return ""
+    names = list(needed)
+    rest = f" and {len(names) - most} more classes" if len(names) > most else ""
+    start = f"No new labels for: {', '.join(names[:most])}{rest}."
+    numbers = sorted({number for number in needed.values() if number})
+    if not numbers:
+        return f"{start} Label more of {'it' if len(names) == 1 else 'each'}."
+    many = str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
+    return f"{start} Label {many} more{' of each' if len(names) > 1 else ''}."
 
 
 def metric_name(key: str) -> str:
@@ -32,11 +91,7 @@ def number_of(entry: Mapping[str, Any], key: str) -> float | None:
     """Return a metric of an evaluation, looking among the class groups too; None where it is null,
     missing or not finite.
     """
-    value = (
-        (entry.get("groups") or {}).get(key)
-        if key in CLASS_GROUPS and key not in entry
-        else entry.get(key)
-    )
+    value = entry[key] if key in entry else (entry.get("groups") or {}).get(key)
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 

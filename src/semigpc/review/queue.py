@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from semigpc.estimator import STATUSES, Status
-from semigpc.io.text import no_new_labels
 from semigpc.labeling.evidence import SUSPICION, left_out_probs, suspicion, wilson
+from semigpc.report.wording import no_new_labels
 from semigpc.review.journal import Answer
 from semigpc.review.model import REASONS_SHOWN, Reasons, ReviewModel
 

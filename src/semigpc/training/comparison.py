@@ -19,11 +19,10 @@ import numpy as np
 from semigpc.algorithms import ALGORITHMS
 from semigpc.io.atomic import altered, locked, write_json
 from semigpc.io.errors import RunError
-from semigpc.io.text import CLASS_GROUPS
 from semigpc.io.threads import granted, hold
 from semigpc.training.experiment import Experiment
 from semigpc.training.loop import train
-from semigpc.training.metrics import FIGURES, METRIC
+from semigpc.training.metrics import CLASS_GROUPS, FIGURES, METRIC
 from semigpc.training.processes import Stopped
 from semigpc.training.run_data import DataCache
 from semigpc.training.run_folder import REDO_SUMMARY, MetricsLine, RunFolder, RunSummary

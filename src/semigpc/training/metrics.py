@@ -11,7 +11,6 @@ from typing_extensions import TypedDict
 
 from semigpc.gp.certainty import ReliabilityBins, reliability
 from semigpc.io.atomic import Count, Share
-from semigpc.io.text import CLASS_GROUPS
 from semigpc.types import PseudoLabels
 
 Array = NDArray[Any]
@@ -21,6 +20,7 @@ Part = Literal["test", "validation"]
 Groups = dict[str, list[int]]  # class ids by the name of their group
 Numbers = list[float | None]  # (C,), None where there is no image
 
+CLASS_GROUPS = ("many", "medium", "few")  # thirds of the classes, by their number of labels
 METRIC: Final = "balanced_accuracy"  # by which evaluations are compared
 FIGURES = (METRIC, "top1", "macro_f1", "ece")  # that tables and comparisons show
 BINS = 15  # of the reliability diagram, as in USB

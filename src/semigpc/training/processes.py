@@ -31,7 +31,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from semigpc.data import Splits
 from semigpc.io.errors import ProcessesError, SettingsError
-from semigpc.io.text import versions
+from semigpc.io.versions import versions
 from semigpc.training.experiment import Experiment
 from semigpc.training.run_folder import RunFolder
 from semigpc.training.settings import flattened

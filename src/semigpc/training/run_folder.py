@@ -48,8 +48,9 @@ from semigpc.io.atomic import (
 )
 from semigpc.io.errors import CheckpointError, FileError, RunError, SettingsError, WriteError
 from semigpc.io.tensors import open_tensors, remove_unfinished_tensors, save_tensors
-from semigpc.io.text import printable, versions
+from semigpc.io.text import printable
 from semigpc.io.threads import cores
+from semigpc.io.versions import versions
 from semigpc.training.experiment import Experiment
 from semigpc.training.metrics import FIGURES, LARGEST, LOOSE, Figures, Head, class_groups
 from semigpc.training.settings import flattened

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from semigpc.data import Splits
-from semigpc.io.text import percent
 from semigpc.refiners import NoRefiner, Refiner
 from semigpc.training.calibration import UNCALIBRATED
 from semigpc.training.evaluate import Evaluation
@@ -301,7 +300,7 @@ class PseudoLabelChecks:
         other = other if scales else ["use the GP (--refiner gp)"]
         return (
             f"The pseudo-labels are far from the labels: in the last {self.state['steps']} steps {hardly} of {len(believed)} "
-            f"classes had less than a tenth of their share among the labels, and {percent(believed.max() / believed.sum())} of "
+            f"classes had less than a tenth of their share among the labels, and {100 * believed.max() / believed.sum():.1f}% of "
             f"the pseudo-labels were {self.names[believed.argmax()]!r}. Unless the unlabelled images are of so few classes, "
             f"{_either(*prior, *other, 'lower train.lr')}."
         )
