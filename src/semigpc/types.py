@@ -7,6 +7,8 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
+from semigpc.io.errors import SettingsError
+
 
 class HostState(nn.Module):
     """A module whose buffers named in ``on_host`` stay on the CPU when it moves to another device.
@@ -207,8 +209,9 @@ def check_ranges(
     not_negative: tuple[str, ...] = (),
     at_least_one: tuple[str, ...] = (),
 ) -> None:
-    """Raise ValueError for options, by name, outside [0, 1], [0, 1) or another range, and for
-    negative weights of losses.
+    """Raise SettingsError for options, by name, outside their range, and for negative weights.
+
+    Every field that ends in ``_weight`` is taken for the weight of a loss.
     """
     rules: tuple[tuple[tuple[str, ...], Callable[[float], bool], str], ...] = (
         (fractions, lambda value: 0 <= value <= 1, "lie in [0, 1]"),
@@ -225,4 +228,4 @@ def check_ranges(
     for names, allowed, rule in rules:
         for name in names:
             if not allowed(getattr(config, name)):
-                raise ValueError(f"{name} must {rule}; got {getattr(config, name)}.")
+                raise SettingsError(f"{name} must {rule}; got {getattr(config, name)}.")

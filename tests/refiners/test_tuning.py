@@ -12,8 +12,8 @@ from torch import Tensor
 
 from semigpc.gp import RBF, NotPositiveDefiniteError
 from semigpc.refiners import GaussianProcessRefiner, GPConfig, auto_logit_scale
-from semigpc.refiners.engines import START_LENGTH, build_engine
-from semigpc.refiners.tuning import LOGIT_SCALES, RECENT
+from semigpc.refiners.gp_config import START_LENGTH, build_engine
+from semigpc.refiners.tuning import LOGIT_SCALES, RECENT_VIEWS
 from semigpc.types import ModelOutput
 from tests.refiners.outputs import ENGINES_OF_24, batch_of, unit
 
@@ -111,10 +111,10 @@ def test_the_newest_views_count_and_no_more_than_512(generator: torch.Generator)
     seen: list[Tensor] = []
     for number, rows in enumerate((300, 300, 700, 90)):
         weak = draw(rows, generator, spread=1 + number)[0]
-        seen.insert(0, weak[-RECENT:])  # the newest first
+        seen.insert(0, weak[-RECENT_VIEWS:])  # the newest first
         refiner.probs(weak)
         views = refiner.tuner.views if refiner.tuner is not None else weak[:0]
-        expected = unit(torch.cat(seen)[:RECENT])
+        expected = unit(torch.cat(seen)[:RECENT_VIEWS])
         assert torch.equal(views, expected)
 
 
@@ -125,7 +125,7 @@ def test_four_of_five_views_are_confident(
 ) -> None:
     refiner = build(n_classes, class_prior=prior, buffer_size=400, warmup_steps=1)
     refiner.remember(*draw(400, generator, n_classes))
-    views = draw(RECENT, generator, n_classes)[0]
+    views = draw(RECENT_VIEWS, generator, n_classes)[0]
     refiner.probs(views)
     logits = refiner.logits(ModelOutput(views, views, {}))
     logit_scale = scales(refiner)[1]
@@ -164,7 +164,7 @@ def test_the_engine_is_not_rebuilt_again_within_n_over_4_steps_and_lambda_follow
     found = []
     for look in range(5):  # features shrink, so that l has to follow
         refiner.placement.steps.fill_(look * EVERY)
-        refiner.probs(draw(RECENT, generator, spread=0.5**look)[0])
+        refiner.probs(draw(RECENT_VIEWS, generator, spread=0.5**look)[0])
         found.append(scales(refiner))
     lengths, logits = zip(*found, strict=True)
     assert lengths[0] == lengths[1] == lengths[2] != lengths[3] == lengths[4]
@@ -175,14 +175,14 @@ def test_a_small_change_of_l_is_not_worth_a_rebuild(generator: torch.Generator) 
     refiner = build(warmup_steps=1)
     features, labels = draw(SIZE, generator)
     refiner.remember(features, labels)
-    views = draw(RECENT, generator)[0]
+    views = draw(RECENT_VIEWS, generator)[0]
     refiner.probs(views)
     before, kernel = scales(refiner), refiner.engine.kernel
     for step in range(EVERY):
         refiner.remember(
             features[step % SIZE, None], labels[step % SIZE, None]
         )  # the same rows again, in the same slots
-    refiner.probs(views + 0.05 * draw(RECENT, generator)[0])
+    refiner.probs(views + 0.05 * draw(RECENT_VIEWS, generator)[0])
     assert refiner.engine.kernel is kernel
     assert scales(refiner)[0] == before[0]
     assert scales(refiner)[1] != before[1], "lambda costs nothing to follow"

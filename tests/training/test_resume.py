@@ -108,7 +108,9 @@ def test_an_interrupted_run_resumes_to_the_same_bits(algorithm: str, tmp_path: P
 def test_a_run_whose_scales_change_on_both_sides_of_the_break_ends_the_same(
     engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("semigpc.refiners.tuning.STEPS", 6)  # looks at steps 4, 10, 16, 22, 28
+    monkeypatch.setattr(
+        "semigpc.refiners.tuning.TUNING_STEPS", 6
+    )  # looks at steps 4, 10, 16, 22, 28
     experiment, whole, killed = (
         small_run("fixmatch", "gp", f"refiner.engine={engine}"),
         tmp_path / "whole",

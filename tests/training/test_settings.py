@@ -11,7 +11,7 @@ from semigpc.refiners import (
     GPConfig,
     MatrixFreeOptions,
 )
-from semigpc.refiners.engines import ENGINES, EngineOptions
+from semigpc.refiners.gp_config import ENGINES, EngineOptions
 from semigpc.training import Experiment, TrainConfig
 from semigpc.training.experiment import override_all
 from semigpc.training.presets import digits

@@ -156,7 +156,7 @@ def test_scales_that_follow_the_features_wait_at_a_look_alone(
     """There once for l, and once to check the views; what a rebuild of the engine waits for comes
     on top, where l changes.
     """
-    monkeypatch.setattr("semigpc.refiners.tuning.STEPS", 4)  # looks at steps 1, 5, 9
+    monkeypatch.setattr("semigpc.refiners.tuning.TUNING_STEPS", 4)  # looks at steps 1, 5, 9
     fixed, auto = (
         list(islice(steps_of(gpu, "fixmatch", "exact", tmp_path, *each), 10))
         for each in (("refiner.length_scale=0.3", "refiner.logit_scale=11"), ())

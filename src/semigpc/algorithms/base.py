@@ -1,4 +1,4 @@
-"""The contract of an algorithm: everything that recipes, the training loop and reports ask of it."""
+"""The contract of an algorithm: what recipes, the training loop and reports ask of it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

@@ -16,14 +16,14 @@ from semigpc.refiners.base import (
     Refiner,
     RefinerConfig,
 )
-from semigpc.refiners.engines import (
+from semigpc.refiners.gaussian_process import GaussianProcessRefiner
+from semigpc.refiners.gp_config import (
     AutoOptions,
     EnsembleOptions,
     ExactOptions,
     GPConfig,
     MatrixFreeOptions,
 )
-from semigpc.refiners.gaussian_process import GaussianProcessRefiner
 from semigpc.refiners.similarity import SimilarityConfig, SimilarityRefiner
 
 

@@ -1,4 +1,4 @@
-"""The contract of a refiner: everything that algorithms, training and reports ask of it."""
+"""The contract of a refiner: what algorithms, training and reports ask of it."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
@@ -72,8 +72,9 @@ class RefinerConfig:
 
 
 class Refiner(nn.Module):
-    """Turns the network's probabilities for unlabelled images into pseudo-labels; this one keeps
-    them.
+    """Turns the network's probabilities for unlabelled images into pseudo-labels.
+
+    This base class changes nothing.
 
     An algorithm calls ``observe("before")`` first, ``classify`` on the output of each view,
     ``refine`` at each of its sites, ``confidence`` to compare with its threshold, and
@@ -105,7 +106,7 @@ class Refiner(nn.Module):
         features of two networks, such as a student and its average, does not compare images.
         """
 
-    # Asked by training, evaluation, export and reports ---------------------------------------------
+    # For training, evaluation, export and reports -------------------------------------------------
 
     @property
     def gp(self) -> "GaussianProcessRefiner | None":

@@ -29,8 +29,7 @@ class Written(NamedTuple):
 
 
 class Ledger(HostState):
-    """Label, data-set index and insertion time of every slot; -1 where a slot is empty. It stays on
-    the CPU.
+    """Label, data-set index and insertion time of every slot, on the CPU; -1 for an empty slot.
 
     A buffer holds no features: the caller that does (a GP engine, a memory bank) overwrites the
     slots that a write returns.
@@ -50,8 +49,9 @@ class Ledger(HostState):
         super().__init__()
         for name, value in (("capacity", capacity), ("n_classes", n_classes)):
             if value < 1:
-                raise ValueError(f"{name} must be at least 1; got {value}.")
-        self.capacity, self.n_classes = capacity, n_classes
+                raise SettingsError(f"{name} must be at least 1; got {value}.")
+        self.capacity = capacity
+        self.n_classes = n_classes
         for name in ("labels", "indices", "times"):
             self.register_buffer(name, torch.full((capacity,), -1, dtype=torch.int64))
         self.register_buffer("total", torch.zeros((), dtype=torch.int64))
@@ -70,36 +70,33 @@ class Ledger(HostState):
         return torch.bincount(self.labels[self.occupied], minlength=self.n_classes)
 
     def checked(self, labels: Tensor, indices: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Return labels and indices (B,) as int64 on the CPU; raise an error if they cannot be
-        recorded.
+        """Return labels and indices (B,) as int64 on the CPU, or raise an error.
 
         One synchronisation with the device, for both.
         """
-        if not isinstance(labels, Tensor):
-            raise TypeError(
-                f"labels must be a torch.Tensor; got {type(labels).__name__}. torch.as_tensor makes one."
-            )
+        _check_tensor("labels", labels)
         if labels.ndim != 1 or not len(labels):
             raise ValueError(
                 f"labels must be a vector of at least one label; got shape {tuple(labels.shape)}."
             )
         if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
             raise TypeError(f"labels must be integers; got {labels.dtype}.")
-        if indices is not None and not isinstance(indices, Tensor):
-            raise TypeError(
-                f"indices must be a torch.Tensor; got {type(indices).__name__}. torch.as_tensor makes one."
-            )
-        if indices is not None and (indices.shape != labels.shape or indices.dtype != torch.int64):
-            raise ValueError(
-                f"indices must be int64 of shape {tuple(labels.shape)}, one per label; "
-                f"got {indices.dtype} {tuple(indices.shape)}."
-            )
-        columns = [labels.long()] if indices is None else [labels.long(), indices.to(labels.device)]
+        columns = [labels.long()]
+        if indices is not None:
+            _check_tensor("indices", indices)
+            if indices.shape != labels.shape or indices.dtype != torch.int64:
+                raise ValueError(
+                    f"indices must be int64 of shape {tuple(labels.shape)}, one per label; "
+                    f"got {indices.dtype} {tuple(indices.shape)}."
+                )
+            columns.append(indices.to(labels.device))
         own, *known = torch.stack(columns).cpu()
-        low, high = int(own.min()), int(own.max())
+        low = int(own.min())
+        high = int(own.max())
         if low < 0 or high >= self.n_classes:
             raise ValueError(
-                f"labels must lie in [0, {self.n_classes}); got {low}..{high}. Unlabelled rows do not belong in the buffer."
+                f"labels must lie in [0, {self.n_classes}); got {low}..{high}. "
+                "Leave unlabelled rows out."
             )
         return own, known[0] if known else None
 
@@ -157,17 +154,15 @@ class Buffer(nn.Module):
         """
 
     def commit(self, written: Written, labels: Tensor, indices: Tensor | None) -> None:
-        """Record what :meth:`plan` has returned for the same labels, with no other write in
-        between.
-        """
+        """Record what :meth:`plan` returned for these labels, with no other write in between."""
         self.entries.record(written, labels, indices)
 
 
 class FIFOBuffer(Buffer):
-    """Each batch overwrites the oldest entries, so the buffer's classes follow the stream's
-    (section 3.2 of the paper).
+    """Each batch overwrites the oldest entries (section 3.2 of the paper).
 
-    Of a batch larger than the buffer the newest rows stay.
+    So the shares of classes follow the stream's. Of a batch larger than the buffer the newest rows
+    stay.
 
     Example::
 
@@ -180,14 +175,14 @@ class FIFOBuffer(Buffer):
     """
 
     def plan(self, labels: Tensor) -> Written:
-        capacity, start = self.entries.capacity, int(self.entries.total)
+        """Return the slots of the oldest entries."""
+        capacity = self.entries.capacity
         rows = torch.arange(max(0, len(labels) - capacity), len(labels))
-        return Written(slots=(start + rows) % capacity, rows=rows)
+        return Written(slots=(int(self.entries.total) + rows) % capacity, rows=rows)
 
 
 class BalancedBuffer(Buffer):
-    """Every class keeps its newest floor(N_Q / C) entries (the daggered rows of the paper's
-    long-tail tables).
+    """Every class keeps its newest floor(N_Q / C) entries (daggered rows of the paper's tables).
 
     A row takes the slot of the oldest of its own class once that class is full. Of a batch that
     brings more of a class than it may hold, the newest rows stay. Rings of rare classes fill
@@ -219,19 +214,24 @@ class BalancedBuffer(Buffer):
         return self.class_capacity
 
     def plan(self, labels: Tensor) -> Written:
+        """Return free slots, lowest first, and the oldest of classes that are full."""
         arrivals: dict[int, list[int]] = {}
         for row, label in enumerate(labels.tolist()):
             arrivals.setdefault(label, []).append(row)
 
-        free, slots, rows = iter(self._free), [], []
+        free = iter(self._free)
+        slots: list[int] = []
+        rows: list[int] = []
         for label in sorted(arrivals):
-            ring, newest = self._rings[label], arrivals[label][-self.class_capacity :]
+            ring = self._rings[label]
+            newest = arrivals[label][-self.class_capacity :]
             reused = list(islice(ring, max(0, len(ring) + len(newest) - self.class_capacity)))
             slots += [*reused, *islice(free, len(newest) - len(reused))]
             rows += newest
         return Written(*(torch.tensor(part, dtype=torch.int64) for part in (slots, rows)))
 
     def commit(self, written: Written, labels: Tensor, indices: Tensor | None) -> None:
+        """Record a write, and move its slots to the ends of their rings."""
         before = self.entries.labels[written.slots].tolist()
         for label in before:
             if label >= 0:
@@ -242,9 +242,7 @@ class BalancedBuffer(Buffer):
         super().commit(written, labels, indices)
 
     def _read_rings(self) -> None:
-        """Read the slots of each class, oldest first, and the unused ones, lowest first, from the
-        ledger.
-        """
+        """Read each class's slots, oldest first, and the free ones, lowest first."""
         self._rings: list[deque[int]] = [deque() for _ in range(self.entries.n_classes)]
         labels = self.entries.labels.tolist()
         for slot in self.entries.times.argsort(stable=True).tolist():
@@ -252,6 +250,12 @@ class BalancedBuffer(Buffer):
                 self._rings[labels[slot]].append(slot)
         usable = self.class_capacity * self.entries.n_classes
         self._free = [slot for slot in range(usable) if labels[slot] < 0]
+
+
+def _check_tensor(name: str, value: object) -> None:
+    if not isinstance(value, Tensor):
+        kind = type(value).__name__
+        raise TypeError(f"{name} must be a torch.Tensor; got {kind}. Use torch.as_tensor.")
 
 
 def _reread(buffer: BalancedBuffer, _incompatible_keys: object) -> None:

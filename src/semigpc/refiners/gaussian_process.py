@@ -1,6 +1,4 @@
-"""SemiGPC: the posterior mean of a Gaussian process over labelled features, in place of the
-classifier's probabilities.
-"""
+"""SemiGPC: the posterior mean of a GP over labelled features replaces the classifier's output."""
 
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -13,14 +11,13 @@ from semigpc.gp.certainty import class_scales, expected_probability, explained_s
 from semigpc.pseudo_labels import one_hot
 from semigpc.refiners.base import Moment, Placement, Refiner, Site
 from semigpc.refiners.buffers import build_buffer
-from semigpc.refiners.engines import Confidence, GPConfig, build_engine, choose_engine
-from semigpc.refiners.learning import build_learner
-from semigpc.refiners.tuning import build_tuner
+from semigpc.refiners.gp_config import Confidence, Device, GPConfig, build_engine, choose_engine
+from semigpc.refiners.tuning import build_learner, build_tuner
 from semigpc.types import Batch, ModelOutput
 
 
 class Belief(NamedTuple):
-    """What a GP believes of M images before anything else has been made of it.
+    """The posterior of a GP for M images, before alignment, smoothing or blending.
 
     Shapes: ``logits`` (M, C) z = lambda mu, ``spread`` (M, C) their standard deviations,
     ``explained`` (M,) the share 1 - var(h) / k(h, h) of the prior variance that the buffer
@@ -32,8 +29,9 @@ class Belief(NamedTuple):
     explained: Tensor
 
     def confidence(self, kind: Confidence, classes: Tensor) -> Tensor:
-        """(M,) how sure the ``classes`` (M,) are, in [0, 1]: softmax(z)_c, the share explained, or
-        E[ softmax(f)_c ].
+        """Return the confidence of ``classes`` (M,), (M,) in [0, 1].
+
+        It is softmax(z)_c, the share explained, or E[ softmax(f)_c ].
         """
         if kind == "variance":
             return self.explained
@@ -43,8 +41,7 @@ class Belief(NamedTuple):
 
 
 class GaussianProcessRefiner(Refiner):
-    """z(x) = lambda k(h(x), h_Q) K^-1 y_Q over a buffer of labelled features (equation 3 of the
-    paper).
+    """z(x) = lambda k(h(x), h_Q) K^-1 y_Q over a buffer of labelled features (equation 3).
 
     ``refine`` returns softmax(z) for the weak view, ``observe`` writes a labelled batch into the
     buffer and updates the inverse. A query costs O(M N (D + C)), a write O(B N^2). All of it is
@@ -54,28 +51,25 @@ class GaussianProcessRefiner(Refiner):
         targets = refiner.probs(weak_features, own=weak_logits.softmax(dim=1))  # before the losses
         refiner.remember(labeled_features, labels)  # after the optimiser's step
 
-    Scales that are "auto" follow the features that ``probs`` is asked about; ``refiner.eval()``
-    leaves them as they are.
+    Scales that are "auto" follow the features that ``probs`` receives; ``refiner.eval()`` keeps
+    them as they are.
 
     Args:
-        config: the switches.
+        config: the options.
         n_features: D, of the feature the config names.
         n_classes: C.
-        device: where the engine lives.
+        device: of the engine.
     """
 
     observes = True
 
     def __init__(
-        self,
-        config: GPConfig,
-        n_features: int,
-        n_classes: int,
-        *,
-        device: torch.device | str | None = None,
+        self, config: GPConfig, n_features: int, n_classes: int, *, device: Device = None
     ) -> None:
         super().__init__()
-        self.config, self.n_features, self.n_classes = config, n_features, n_classes
+        self.config = config
+        self.n_features = n_features
+        self.n_classes = n_classes
         self.placement = Placement(config)
         self.buffer = build_buffer(config.buffer_size, n_classes, balanced=config.balanced)
         self.choice = choose_engine(config, device)
@@ -96,15 +90,11 @@ class GaussianProcessRefiner(Refiner):
 
     @property
     def scales(self) -> dict[str, Tensor | float]:
-        """l and lambda as they are now: ``length_scale``, unless the kernel has none or it is
-        learned, and ``logit_scale``.
-        """
+        """l and lambda as they are now; no l if the kernel has none or it is learned."""
         scales: dict[str, Tensor | float] = dict(self.config.starting_scales(self.n_classes))
         if self.tuner is not None:
-            scales = {
-                "length_scale": float(self.tuner.length_scale),
-                "logit_scale": self.tuner.logit_scale,
-            }
+            scales["length_scale"] = float(self.tuner.length_scale)
+            scales["logit_scale"] = self.tuner.logit_scale
         if self.learner is not None or not self.config.has_length_scale:
             del scales["length_scale"]
         return scales
@@ -116,65 +106,58 @@ class GaussianProcessRefiner(Refiner):
 
     @property
     def is_tuned(self) -> bool:
-        """Whether scales that are "auto" have been found: not during the warm-up, nor where no weak
-        view is ever seen.
-        """
-        return self.tuner is None or self.tuner.has_looked
+        """Whether scales that are "auto" were chosen, which needs weak views after the warm-up."""
+        return self.tuner is None or self.tuner.has_tuned
 
-    # Asking ---------------------------------------------------------------------------------------
+    # Queries --------------------------------------------------------------------------------------
 
     def logits(self, output: ModelOutput, index: Tensor | None = None) -> Tensor:
-        """z, (M, C), differentiable in the features. Far from every entry, and while the buffer is
-        empty, it is 0.
+        """Return z, (M, C), differentiable in the features; 0 far from every entry.
 
         Args:
             output: of M images.
-            index: (M,) labelled images whose copies in the buffer must not answer for them.
+            index: (M,) labelled images whose copies in the buffer are left out.
         """
         return self._logits(self._queries(output), index)
 
     def _logits(
         self, queries: Tensor, index: Tensor | None = None, *, trusted: bool = False
     ) -> Tensor:
+        """Return z, (M, C), for queries (M, D); ``trusted`` skips the check for NaN."""
         prior = self._class_prior()
         mean = self._mean(queries, prior, trusted=trusted)
-        return self.logit_scale * (
-            mean if index is None else mean - self._copies(queries, index, prior)
-        )
+        if index is not None:
+            mean = mean - self._copies(queries, index, prior)
+        return self.logit_scale * mean
 
     def _mean(
         self, queries: Tensor, prior: "_ClassPrior | None", *, trusted: bool = False
     ) -> Tensor:
-        """mu, (M, C), with equal evidence for all classes where there is a class prior."""
-        mean = self.engine.mean(
-            queries, offset=None if prior is None else prior.shares, trusted=trusted
-        )
-        return mean if prior is None else mean * prior.evidence.to(mean, non_blocking=True)
+        """Return mu, (M, C), with equal evidence for all classes if there is a class prior."""
+        if prior is None:
+            return self.engine.mean(queries, trusted=trusted)
+        mean = self.engine.mean(queries, offset=prior.shares, trusted=trusted)
+        return mean * prior.evidence.to(mean, non_blocking=True)
 
     def _queries(self, output: ModelOutput) -> Tensor:
-        """h(x), (M, D), in float32 at least, which is also what comes back."""
+        """Return h(x), (M, D), in float32 at least, which is the type of the results too."""
         features = self.placement.features(output)
         return features.to(torch.promote_types(features.dtype, torch.float32))
 
     def _class_prior(self) -> "_ClassPrior | None":
-        """n_c / n and sqrt(nbar / n_c) of the entries, on the CPU, if a class prior is configured."""
+        """Return n_c / n and sqrt(nbar / n_c) of the entries, on the CPU; None without a prior."""
         if self.config.class_prior == "none":
             return None
         counts = self.buffer.entries.class_counts().double()
         return _ClassPrior(counts / counts.sum().clamp_min(1), class_scales(counts))
 
     def _copies(self, queries: Tensor, index: Tensor, prior: "_ClassPrior | None") -> Tensor:
-        """What the entries of the same images add to the mean, (M, C), with equal evidence for all
-        classes as there.
-        """
-        same = index.unsqueeze(1) == self.buffer.entries.indices.to(
-            index.device, non_blocking=True
-        )  # (M, N)
-        assert isinstance(self.engine, ExactGP)  # the config insists on it
-        features, weights = (
-            self.engine.features.clone(),
-            self.engine.alpha.clone(),
-        )  # (N, D), (N, C)
+        """Return what entries of the same images add to the mean, (M, C)."""
+        stored = self.buffer.entries.indices.to(index.device, non_blocking=True)
+        same = index.unsqueeze(1) == stored  # (M, N)
+        assert isinstance(self.engine, ExactGP)  # the config requires it
+        features = self.engine.features.clone()  # (N, D)
+        weights = self.engine.alpha.clone()  # (N, C)
         if prior is not None:
             ones = weights.sum(dim=1, keepdim=True)  # K^-1 1, as rows of Y sum to 1
             shares, evidence = (part.to(weights, non_blocking=True) for part in prior)
@@ -182,53 +165,41 @@ class GaussianProcessRefiner(Refiner):
         return ((self.engine.kernel(queries.to(features), features) * same) @ weights).to(queries)
 
     def classify(self, output: ModelOutput, index: Tensor | None = None) -> ModelOutput:
-        """The GP's logits in place of the linear ones, with role ``classifier`` and after the
-        warm-up.
-        """
+        """Return the output with the GP's logits, with role ``classifier`` after the warm-up."""
         if self.config.role == "refine" or not self.placement.warm:
             return output
-        trusted = (
-            torch.is_grad_enabled()
-        )  # in training, features that are not finite show in the loss
-        logits = self._logits(
-            self._queries(output),
-            index if self.config.exclude_same_index else None,
-            trusted=trusted,
-        )
+        # in training, features that are not finite show in the loss
+        trusted = torch.is_grad_enabled()
+        left_out = index if self.config.exclude_same_index else None
+        logits = self._logits(self._queries(output), left_out, trusted=trusted)
         return output._replace(logits=logits.to(output.logits))
 
     @torch.no_grad()
     def refine(self, site: Site, output: ModelOutput, probs: Tensor) -> Tensor:
-        """p_GP(x) in place of ``probs`` (U, C), at the site and after the warm-up that are
-        configured.
-        """
+        """Return p_GP(x) in place of ``probs`` (U, C), at the configured site."""
         if self.config.role == "classifier" or site != self.config.site:
             return probs
         queries = self._queries(output)
         self._tune(queries)
-        return (
-            self.placement.mix(probs, torch.softmax(self._logits(queries), dim=1))
-            if self.placement.warm
-            else probs
-        )
+        if not self.placement.warm:
+            return probs
+        return self.placement.mix(probs, torch.softmax(self._logits(queries), dim=1))
 
     @torch.no_grad()
     def probs(self, features: Tensor, own: Tensor | None = None) -> Tensor:
-        """p_GP = softmax(z) for features (M, D) as a network has them: (M, C), for loops that are
-        not ours.
+        """Return p_GP = softmax(z), (M, C), for features (M, D), in a loop of your own.
 
-        ``own`` is what the loop's classifier says, (M, C). It is the answer during the warm-up, and
-        keeps a share of 1 - blend
-        afterwards. Without it the GP answers alone from its first entry on: 1/C for each class
-        while there is none. Where and when to ask is the caller's choice: ``role``, ``site``,
-        ``feature`` and ``push`` have no say here.
+        ``own`` (M, C) are the classifier's probabilities. They are returned during the warm-up, and
+        keep a share of 1 - blend afterwards. Without them the GP is used from its first entry on,
+        with 1/C for each class while there is none. ``role``, ``site``, ``feature`` and ``push``
+        have no effect here.
         """
         if own is not None and own.shape != (len(features), self.n_classes):
             raise ValueError(
-                f"own must have shape ({len(features)}, {self.n_classes}), a row for each of the features; "
-                f"got {tuple(own.shape)}. Hand over the classifier's probabilities for the same rows."
+                f"own must have shape ({len(features)}, {self.n_classes}), a row per feature row; "
+                f"got {tuple(own.shape)}. Pass the classifier's probabilities for the same rows."
             )
-        queries = self._queries(_said(features))
+        queries = self._queries(_as_output(features))
         self._tune(queries)
         if own is not None and not self.placement.warm:
             return own
@@ -237,35 +208,30 @@ class GaussianProcessRefiner(Refiner):
 
     @torch.no_grad()
     def belief(self, output: ModelOutput) -> Belief:
-        """z, the standard deviation lambda sqrt(nbar / n_c) var(h)^(1/2) of each, and the share of
-        the variance explained.
+        """Return z, its standard deviation lambda sqrt(nbar / n_c) var(h)^(1/2), and the share.
 
         The variance is one for all classes. It costs O(M N^2) with the exact engine, more than the
         mean's O(M N (D + C)).
         """
         queries = self._queries(output)
         prior = self._class_prior()
-        mean, variance = self.engine.predict(
-            queries, offset=None if prior is None else prior.shares
-        )
-        evidence = (
-            queries.new_ones(self.n_classes)
-            if prior is None
-            else prior.evidence.to(queries, non_blocking=True)
-        )
+        offset = None if prior is None else prior.shares
+        mean, variance = self.engine.predict(queries, offset=offset)
+        evidence = queries.new_ones(self.n_classes)
+        if prior is not None:
+            evidence = prior.evidence.to(queries, non_blocking=True)
         scales = self.logit_scale * evidence
         explained = explained_share(variance, self.engine.kernel.diagonal(queries))
         return Belief(scales * mean, scales * variance.sqrt().unsqueeze(1), explained)
 
     @torch.no_grad()
     def confidence(self, output: ModelOutput, probs: Tensor) -> Tensor:
-        """How sure ``probs`` (U, C) are, (U,), by the measure that is configured; the largest
-        probability in the warm-up.
+        """Return the confidence (U,) of ``probs`` (U, C), by the configured measure.
 
-        What alignment, smoothing and blending made of the GP's answer is in ``probs`` and not in
-        the posterior: ``expected`` takes the class from ``probs``, and the probability of it from
-        the GP's own mean and variance. ``variance`` says nothing about the class; with ``blend=0``
-        the GP changes no label and only decides which are accepted.
+        In the warm-up it is the largest probability. Alignment, smoothing and blending change
+        ``probs`` and not the posterior: ``expected`` takes the class from ``probs``, and its
+        probability from the GP's own mean and variance. ``variance`` does not depend on the class;
+        with ``blend=0`` the GP changes no label and only decides which are used.
         """
         kind = self.config.confidence
         if kind == "max_softmax" or not self.placement.warm:
@@ -274,23 +240,26 @@ class GaussianProcessRefiner(Refiner):
 
     @torch.no_grad()
     def head(self) -> KernelHead:
-        """The logits of :meth:`logits` as a module of plain tensors: features as the network has
-        them, (M, D), to z, (M, C).
+        """Return a module of plain tensors from features (M, D) of the network to z, (M, C).
 
-        It holds the buffer as it stands now; NoExpansionError if the engine's mean is no fixed sum
-        of kernels.
+        It holds the buffer as it is now; NoExpansionError if the engine's mean is no fixed sum of
+        kernels.
         """
         prior = self._class_prior()
         scales = torch.full((self.n_classes,), float(self.logit_scale), dtype=torch.float64)
-        expansion = self.engine.expansion(offset=None if prior is None else prior.shares)
-        scales = (scales if prior is None else scales * prior.evidence).to(expansion.weights.device)
+        if prior is None:
+            expansion = self.engine.expansion()
+        else:
+            expansion = self.engine.expansion(offset=prior.shares)
+            scales = scales * prior.evidence
+        scales = scales.to(expansion.weights.device)
         return KernelHead(self.engine.kernel, expansion, scales=scales, unit=self.config.l2norm)
 
-    # Changing -------------------------------------------------------------------------------------
+    # Updates --------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def observe(self, moment: Moment, x: ModelOutput, batch: Batch) -> None:
-        """Write the labelled batch and move the inverse, at the moment that is configured."""
+        """Write the labelled batch and update the inverse, at the configured moment."""
         if moment == self.config.push:
             self.store(x, batch.y, batch.index)
         if moment == "after":
@@ -298,34 +267,31 @@ class GaussianProcessRefiner(Refiner):
 
     @torch.no_grad()
     def remember(self, features: Tensor, labels: Tensor, index: Tensor | None = None) -> None:
-        """One step of a loop that is not ours: write labelled features, and count the step for
-        warm-up and learning. O(B N^2).
+        """Write labelled features and count a step of a loop of your own. O(B N^2).
 
         Args:
             features: (B, D) as the network has them. labels: (B,). index: (B,) positions in the
                 labelled set, if known.
         """
-        self.store(_said(features), labels, index)
+        self.store(_as_output(features), labels, index)
         self._count()
 
     def _tune(self, queries: Tensor) -> None:
-        """Show the weak views of a step to the tuner, and let it follow them when it is time; not
-        in evaluation mode.
-        """
+        """Pass the weak views (U, D) of a step to the tuner; not in evaluation mode."""
         if self.tuner is None or not self.training:
             return
-        self.tuner.sees(queries)
+        self.tuner.see(queries)
         step = int(self.placement.steps)
         if len(self.engine) and self.tuner.is_due(step):
             self.tuner.tune_length(self.engine, step)
             self.tuner.tune_logits(self._mean(self.tuner.views, self._class_prior()))
 
     def _count(self) -> None:
+        """Count a step, after which the kernel may be learned."""
         self.placement.steps += 1
         if self.learner is not None:
-            self.learner.after_step(
-                int(self.placement.steps), self.engine, logit_scale=self.logit_scale
-            )
+            step = int(self.placement.steps)
+            self.learner.after_step(step, self.engine, logit_scale=self.logit_scale)
 
     def store(self, output: ModelOutput, labels: Tensor, index: Tensor | None = None) -> None:
         """Write labelled images (B rows) into the buffer, and count no step. O(B N^2)."""
@@ -333,8 +299,9 @@ class GaussianProcessRefiner(Refiner):
 
     @torch.no_grad()
     def write(self, features: Tensor, labels: Tensor, index: Tensor | None = None) -> None:
-        """Put labelled features into the buffer. O(B N^2). A batch that raises an error changes
-        neither buffer nor engine.
+        """Write labelled features into the buffer; nothing changes if an error is raised.
+
+        O(B N^2).
 
         Args:
             features: (B, D), normalised already. labels: (B,). index: (B,) positions in the
@@ -353,21 +320,16 @@ class GaussianProcessRefiner(Refiner):
         self.engine.rebuild()
 
     def empty_copy(self) -> "GaussianProcessRefiner":
-        """A refiner with the same switches, the same engine and the scales found so far, and
-        nothing in its buffer.
-        """
+        """Return a refiner with these options, engine and scales, and an empty buffer."""
         config = replace(self.config, engine=self.choice.options)
-        copy = GaussianProcessRefiner(
-            config, self.n_features, self.n_classes, device=self.engine.features.device
-        )
+        device = self.engine.features.device
+        copy = GaussianProcessRefiner(config, self.n_features, self.n_classes, device=device)
         _adopt(copy, self.state_dict())
         return copy
 
     @property
     def learned(self) -> dict[str, Any] | None:
-        """Length-scale, output scale and noise as they were learned, and how often; None with
-        learn="never".
-        """
+        """The learned scales, and how often they changed; None with learn="never"."""
         return None if self.learner is None else self.learner.learned
 
     def notes(self, *, has_threshold: bool) -> list[str]:
@@ -381,7 +343,7 @@ class GaussianProcessRefiner(Refiner):
         return notes
 
     def facts(self) -> dict[str, Any]:
-        """What to say of it: the engine and why it is that one, the entries, what was learned."""
+        """Return the engine and why it was chosen, the entries, and the scales."""
         return {
             "engine": self.choice.name,
             "engine_reason": self.choice.reason,
@@ -393,34 +355,24 @@ class GaussianProcessRefiner(Refiner):
 
 
 class _ClassPrior(NamedTuple):
-    """Shapes: ``shares`` (C,), ``evidence`` (C,), by which means are multiplied so that every class
-    has equal evidence.
-    """
+    """``shares`` (C,) are subtracted from targets; means are multiplied by ``evidence`` (C,)."""
 
     shares: Tensor
     evidence: Tensor
 
 
-def _said(features: Tensor) -> ModelOutput:
-    """Return features as a network's output, under both names that a config may select; the logits
-    are not used.
-    """
+def _as_output(features: Tensor) -> ModelOutput:
+    """Return features as a network's output, under both names that a config may select."""
     return ModelOutput(features, features, {"projection": features})
 
 
 def _adopt(
     refiner: GaussianProcessRefiner, state: dict[str, Any], prefix: str = "", *_: object
 ) -> None:
-    """Give a refiner the scales of a state; before its rows are loaded, as that rebuilds the engine
-    with its kernel.
-    """
-    for name in ("learner", "tuner"):
-        part = getattr(refiner, name)
-        wanted = [] if part is None else list(part.state_dict())
-        saved = {
-            key: state[f"{prefix}{name}.{key}"]
-            for key in wanted
-            if f"{prefix}{name}.{key}" in state
-        }
-        if part is not None and len(saved) == len(wanted):
-            part.adopt(saved, refiner.engine)
+    """Load the scales of a state, before its rows: loading those rebuilds the engine."""
+    for name, part in (("learner", refiner.learner), ("tuner", refiner.tuner)):
+        if part is None:
+            continue
+        keys = {key: f"{prefix}{name}.{key}" for key in part.state_dict()}
+        if all(key in state for key in keys.values()):
+            part.adopt({own: state[key] for own, key in keys.items()}, refiner.engine)

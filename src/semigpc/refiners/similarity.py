@@ -1,4 +1,4 @@
-"""The kernel average over a memory that SimMatch and CoMatch use, as a refiner for any algorithm."""
+"""The kernel average over a memory, as in SimMatch and CoMatch, as a refiner for any algorithm."""
 
 from dataclasses import dataclass, replace
 from typing import Self

@@ -15,7 +15,7 @@ from semigpc.addons import Survey
 from semigpc.data import EvaluationLoader, ImageSet, Splits
 from semigpc.io.errors import DivergedError
 from semigpc.refiners import GaussianProcessRefiner, Refiner
-from semigpc.refiners.engines import Confidence
+from semigpc.refiners.gp_config import Confidence
 from semigpc.training.calibration import (
     calibrated,
     from_halves,

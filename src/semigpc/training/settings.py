@@ -82,9 +82,9 @@ def from_plain(kind: type[Any], values: Mapping[str, Any], where: str = "") -> A
     }
     try:
         return kind(**arguments)
-    except SettingsError:
-        raise
     except (TypeError, ValueError, OverflowError) as error:
+        if isinstance(error, SettingsError) and not where:
+            raise
         raise SettingsError(f"{where.rstrip('.') or kind.__name__}: {error}") from error
 
 

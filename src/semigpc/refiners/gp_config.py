@@ -1,6 +1,4 @@
-"""The options of SemiGPC and of the engines that compute its GP; which engine ``auto`` means, and
-how each is built.
-"""
+"""The options of SemiGPC and of its engines; which engine ``auto`` means, and how each is built."""
 
 import logging
 from abc import ABC, abstractmethod
@@ -24,17 +22,17 @@ from semigpc.gp import (
 )
 from semigpc.gp.certainty import auto_logit_scale
 from semigpc.gp.kernels import has_length_scale, make_kernel
+from semigpc.io.errors import SettingsError
 from semigpc.io.text import unknown_name
 from semigpc.refiners.base import PlacementConfig
+from semigpc.types import check_ranges
 
 logger = logging.getLogger(__name__)
 
 RANK = 1024  # landmarks of the preconditioner by default
 START_LENGTH = 0.1**0.5  # l, until the features of a run have been seen
 
-Confidence = Literal[
-    "max_softmax", "variance", "expected"
-]  # how sure a pseudo-label is, for an algorithm's threshold
+Confidence = Literal["max_softmax", "variance", "expected"]  # what thresholds are compared with
 Device = torch.device | str | None
 
 
@@ -52,24 +50,20 @@ class Choice(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions(ABC):
-    """What one engine can be set to. To add an engine, write such a class and list it in
-    ``ENGINES``.
-    """
+    """Options of one engine. To add an engine, write such a class and list it in ``ENGINES``."""
 
     name: ClassVar[str]
 
     def check(self, buffer_size: int) -> None:  # noqa: B027 - most options go with any size
-        """Raise ValueError for options that do not go with this buffer size."""
+        """Raise SettingsError for options that do not fit this buffer size."""
 
     def choose(self, config: "GPConfig", device: Device) -> Choice:
-        """The engine to build on a device."""
+        """Return the engine to build on a device."""
         return Choice(self, "as configured")
 
     @abstractmethod
     def build(self, capacity: int, n_features: int, n_classes: int, **common: Any) -> Engine:
-        """Return the engine, empty. ``common``: kernel, noise_std and device, which every engine
-        takes.
-        """
+        """Return the engine, empty; ``common`` are its kernel, noise_std and device."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +73,7 @@ class ExactOptions(EngineOptions):
     name: ClassVar[str] = "exact"
 
     def build(self, capacity: int, n_features: int, n_classes: int, **common: Any) -> Engine:
-        """An :class:`ExactGP`."""
+        """Return an :class:`ExactGP`."""
         return ExactGP(capacity, n_features, n_classes, **common)
 
 
@@ -97,28 +91,27 @@ class EnsembleOptions(EngineOptions):
     combine: Literal["precision", "mean"] = "precision"
 
     def __post_init__(self) -> None:
-        if self.members < 1:
-            raise ValueError(f"members must be at least 1; got {self.members}.")
+        check_ranges(self, at_least_one=("members",))
 
     def check(self, buffer_size: int) -> None:
-        """Each member has a slot."""
+        """Raise SettingsError for more members than slots."""
         if self.members > buffer_size:
-            raise ValueError(
-                f"engine.members must not be more than buffer_size; got {self.members} > {buffer_size}."
+            raise SettingsError(
+                "engine.members must not be more than buffer_size; "
+                f"got {self.members} > {buffer_size}."
             )
 
     def choose(self, config: "GPConfig", device: Device) -> Choice:
-        """As configured, unless processes share the members and a kernel is to be learned from all
-        rows.
-        """
+        """Return these options; SettingsError if a kernel is learned and processes share rows."""
         if spread_out() and config.learn != "never":
-            raise ValueError(
-                f"learn={config.learn!r} needs all rows in one place, and processes share the members of an ensemble."
+            raise SettingsError(
+                f"learn={config.learn!r} needs all rows in one process, but several processes "
+                "share the members of an ensemble; use engine='exact' or learn='never'."
             )
         return super().choose(config, device)
 
     def build(self, capacity: int, n_features: int, n_classes: int, **common: Any) -> Engine:
-        """An :class:`EnsembleGP`; processes that train together share the members."""
+        """Return an :class:`EnsembleGP`; processes that train together share the members."""
         make = partial(ExactGP, n_features=n_features, n_classes=n_classes, **common)
         return EnsembleGP(
             capacity, n_features, n_classes, make=make, members=self.members, combine=self.combine
@@ -168,20 +161,20 @@ class MatrixFreeOptions(EngineOptions):
 
     def __post_init__(self) -> None:
         if self.rank is not None and self.rank < 1:
-            raise ValueError(f"rank must be at least 1; got {self.rank}.")
+            raise SettingsError(f"rank must be at least 1; got {self.rank}.")
         if not 0 < self.tolerance < 1:
-            raise ValueError(f"tolerance must lie between 0 and 1; got {self.tolerance}.")
+            raise SettingsError(f"tolerance must lie between 0 and 1; got {self.tolerance}.")
 
     def check(self, buffer_size: int) -> None:
-        """There are no more landmarks than slots."""
+        """Raise SettingsError for more landmarks than slots."""
         if self.rank is not None and self.rank > buffer_size:
-            raise ValueError(
+            raise SettingsError(
                 "engine.rank must not be larger than buffer_size, as landmarks are rows of it; "
                 f"got {self.rank} > {buffer_size}. Lower it, or leave it out."
             )
 
     def build(self, capacity: int, n_features: int, n_classes: int, **common: Any) -> Engine:
-        """A :class:`MatrixFreeGP`."""
+        """Return a :class:`MatrixFreeGP`."""
         return MatrixFreeGP(
             capacity,
             n_features,
@@ -200,12 +193,11 @@ ENGINES: dict[str, type[EngineOptions]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class GPConfig(PlacementConfig):
-    """SemiGPC: the posterior mean of a GP over labelled features, in place of the classifier's
-    opinion.
+    """SemiGPC: the posterior mean of a GP over labelled features replaces the classifier's.
 
     The paper prints neither length_scale nor noise_std nor logit_scale; the defaults are ours.
-    "auto" follows the features of the run (:class:`semigpc.refiners.tuning.ScaleTuner`), from 0.316
-    and :func:`auto_logit_scale` on, where it stays with role ``classifier``.
+    "auto" follows the features of the run (:class:`semigpc.refiners.tuning.ScaleTuner`); it starts
+    with 0.316 and :func:`auto_logit_scale`, which role ``classifier`` keeps.
 
     Args:
         role: ``refine`` replaces the weak view's probabilities and changes no gradient path;
@@ -230,17 +222,17 @@ class GPConfig(PlacementConfig):
         confidence: what the algorithm's threshold is compared with: the largest probability
             (``max_softmax``), the share of the prior variance that the buffer explains
             (``variance``), or the probability of the class expected over the posterior
-            (``expected``). A threshold means something else for each. With noise_std^2 = 0.1 one
-            close neighbour explains 0.91 of the variance, two 0.95, ten 0.99: ask for 0.9 or more
-            if an image should look like one in the buffer, 0.5 to leave out only what looks like
-            nothing in it. ``expected`` is 0.80 beside one close neighbour and 0.91 beside two, of
-            ten classes, where ``max_softmax`` is 0.98 for both: ask for 0.8 or so. FreeMatch finds
-            its thresholds itself, ReMixMatch has none unless it is given one.
+            (``expected``). A threshold has another meaning for each. With noise_std^2 = 0.1 one
+            close neighbour explains 0.91 of the variance, two 0.95, ten 0.99: set 0.9 or more to
+            use only images that resemble one in the buffer, 0.5 to exclude only those that
+            resemble none. ``expected`` is 0.80 beside one close neighbour and 0.91 beside two, of
+            ten classes, where ``max_softmax`` is 0.98 for both: set about 0.8. FreeMatch computes
+            its thresholds itself, ReMixMatch has none by default.
         learn: ``leave_one_out`` chooses length_scale, output scale and noise_std from the buffer
             every ``learn_steps`` steps; the engine is then rebuilt with them and goes on.
-        eval_head: the head that is judged and that predicts; the other is reported beside it.
+        eval_head: the head that is evaluated and predicts; the other is reported beside it.
             ``auto`` is the better one on the validation images; without any, the GP, unless an
-            add-on such as CoSSL answers in the place of the linear head.
+            add-on such as CoSSL replaces the linear head.
         eval_buffer: evaluate with the buffer as it stands, or with one rebuilt from the labels by
             the evaluated weights; ``auto`` rebuilds it for role ``classifier``.
     """
@@ -263,9 +255,9 @@ class GPConfig(PlacementConfig):
     @property
     def rebuilt_for_evaluation(self) -> bool:
         """Whether evaluation fills a buffer of its own."""
-        return self.eval_buffer == "rebuilt" or (
-            self.eval_buffer == "auto" and self.role == "classifier"
-        )
+        if self.eval_buffer == "auto":
+            return self.role == "classifier"
+        return self.eval_buffer == "rebuilt"
 
     @property
     def automatic(self) -> frozenset[str]:
@@ -302,62 +294,65 @@ class GPConfig(PlacementConfig):
 
     def starting_scales(self, n_classes: int) -> dict[str, float]:
         """Return length_scale and logit_scale as configured, or where "auto" starts."""
-        starts = {"length_scale": START_LENGTH, "logit_scale": auto_logit_scale(n_classes)}
-        return {
-            name: start if getattr(self, name) == "auto" else getattr(self, name)
-            for name, start in starts.items()
-        }
+        length = START_LENGTH if self.length_scale == "auto" else self.length_scale
+        logit = auto_logit_scale(n_classes) if self.logit_scale == "auto" else self.logit_scale
+        return {"length_scale": length, "logit_scale": logit}
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.kernel not in KERNELS:
-            raise ValueError(unknown_name("kernel", self.kernel, KERNELS))
-        for name in ("length_scale", "logit_scale"):
-            value = getattr(self, name)
+            raise SettingsError(unknown_name("kernel", self.kernel, KERNELS))
+        scales = {"length_scale": self.length_scale, "logit_scale": self.logit_scale}
+        for name, value in scales.items():
             if value != "auto" and not (isinstance(value, int | float) and value > 0):
-                raise ValueError(f"{name} must be positive, or 'auto'; got {value!r}.")
+                raise SettingsError(f"{name} must be positive, or 'auto'; got {value!r}.")
+        check_ranges(self, at_least_one=("learn_steps",))
         if self.exclude_same_index and self.role != "classifier":
-            raise ValueError(
-                "exclude_same_index acts on the labelled loss, which only role='classifier' takes from the GP."
+            raise SettingsError(
+                "exclude_same_index changes the labelled loss, which only role='classifier' "
+                "computes by the GP; leave it out."
             )
         if self.role == "classifier" and self.site != "semantic":
-            raise ValueError(
-                f"role='classifier' already answers for every view; leave site at 'semantic', got {self.site!r}."
+            raise SettingsError(
+                "role='classifier' replaces the logits of every view; leave site at 'semantic', "
+                f"got {self.site!r}."
+            )
+        if self.learn != "never" and self.kernel_clip:
+            raise SettingsError(
+                f"learn={self.learn!r} does not work with a clipped kernel, for which K can be "
+                f"indefinite. Leave kernel_clip at 0, got {self.kernel_clip}, or learn at 'never'."
             )
         self._check_engine()
-        self._check_learning()
 
     def _check_engine(self) -> None:
+        """Replace a name by its default options, and check that they fit the rest."""
         if isinstance(self.engine, str) and self.engine in ENGINES:
             object.__setattr__(self, "engine", ENGINES[self.engine]())
         if type(self.engine) not in ENGINES.values():
-            raise ValueError(
-                f"engine must be one of {', '.join(ENGINES)}, or options of one; got {self.engine!r:.80}."
+            raise SettingsError(
+                f"engine must be one of {', '.join(ENGINES)}, or options of one; "
+                f"got {self.engine!r:.80}."
             )
         self.engine.check(self.buffer_size)
-        if self.kernel_clip and self.engine.name not in ("auto", "exact"):
-            raise ValueError(
-                f"kernel_clip may make K indefinite, which engine={self.engine.name!r} cannot work with; use 'exact'."
+        if self.engine.name in ("auto", "exact"):
+            return
+        if self.kernel_clip:
+            raise SettingsError(
+                "kernel_clip can make K indefinite, which "
+                f"engine={self.engine.name!r} does not support; use 'exact'."
             )
-        if self.exclude_same_index and self.engine.name not in ("auto", "exact"):
-            raise ValueError(f"exclude_same_index needs engine='exact'; got {self.engine.name!r}.")
-
-    def _check_learning(self) -> None:
-        if self.learn_steps < 1:
-            raise ValueError(f"learn_steps must be at least 1; got {self.learn_steps}.")
-        if self.learn != "never" and self.kernel_clip:
-            raise ValueError(
-                f"learn={self.learn!r} needs a likelihood, and a clipped kernel may have none: K can be indefinite. "
-                f"Leave kernel_clip at 0, got {self.kernel_clip}, or learn at 'never'."
+        if self.exclude_same_index:
+            raise SettingsError(
+                f"exclude_same_index needs engine='exact'; got {self.engine.name!r}."
             )
 
 
 def choose_engine(config: GPConfig, device: Device = None) -> Choice:
-    """Return the options of the engine that a config names, with "auto" resolved, and the reason."""
+    """Return the options of a config's engine, with "auto" resolved, and the reason."""
     choice: Choice = config.engine.choose(config, device)
     if config.exclude_same_index and choice.name != "exact":
-        raise ValueError(
-            f"exclude_same_index needs the exact engine; got engine={choice.name!r} ({choice.reason})."
+        raise SettingsError(
+            f"exclude_same_index needs the exact engine; got {choice.name!r} ({choice.reason})."
         )
     return choice
 
@@ -365,7 +360,7 @@ def choose_engine(config: GPConfig, device: Device = None) -> Choice:
 def build_engine(
     config: GPConfig, n_features: int, n_classes: int, *, device: Device = None
 ) -> Engine:
-    """The engine that a config asks for, empty. The log says which, and why."""
+    """Return the engine that a config names, empty. The log says which, and why."""
     options, reason = choose_engine(config, device)
     logger.info("engine %s: %s", options.name, reason)
     return options.build(
