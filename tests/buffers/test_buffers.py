@@ -87,7 +87,7 @@ def test_goes_on_after_a_save_as_if_nothing_had_happened(
     ("labels", "error", "message"),
     [
         (torch.tensor([0, 4]), ValueError, r"labels must lie in \[0, 4\); got 0\.\.4"),
-        (torch.tensor([-1, 2]), ValueError, r"got -1\.\.2\. Unlabelled rows do not belong"),
+        (torch.tensor([-1, 2]), ValueError, r"got -1\.\.2\. Leave unlabelled rows out"),
         (torch.tensor([], dtype=torch.int64), ValueError, r"at least one label; got shape \(0,\)"),
         (torch.eye(4).long(), ValueError, r"labels must be a vector.*got shape \(4, 4\)"),
         (torch.tensor([0.0, 1.0]), TypeError, r"labels must be integers; got torch\.float32"),
