@@ -26,7 +26,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "models": {"losses", "pseudo_labels"},
     "data": set(),
     "training": {"gp", "addons", "algorithms", "refiners", "models", "data"},
-    "report": {"training"},
+    "report": {"gp", "training"},
     "export": {"training", "refiners", "gp", "models", "data"},
     "estimator": {"gp"},
     "labeling": {"gp", "estimator", "models", "data", "report"},

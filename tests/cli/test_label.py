@@ -112,7 +112,9 @@ def test_columns_by_name(tmp_path: Path) -> None:
         "--id",
         "name",
     )
-    refused(*base, "--label-column", "kind", code=2, words="1 are no numbers: 'remark (string)'")
+    refused(
+        *base, "--label-column", "kind", code=2, words="1 do not hold numbers: 'remark (string)'"
+    )
     done = semigpc(*base, "--label-column", "kind", "--features", "f*", "--json")
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["settings"]["features"] == "6 columns, f0 to f5"
@@ -133,10 +135,15 @@ def test_bad_input_is_refused_in_one_paragraph(table: Path, tmp_path: Path) -> N
     refused(
         *call(table, "--id", "di"),
         code=2,
-        words="has no column 'di', which --id names. Did you mean 'id'?",
+        words="has no column 'di' (named by --id). Did you mean 'id'?",
     )
     refused(
-        "label", table, "--out", tmp_path / "out", code=2, words="Give a table of them by --labels"
+        "label",
+        table,
+        "--out",
+        tmp_path / "out",
+        code=2,
+        words="Give a table of labels with --labels",
     )
     refused(
         "label",
@@ -146,11 +153,11 @@ def test_bad_input_is_refused_in_one_paragraph(table: Path, tmp_path: Path) -> N
         "--out",
         tmp_path / "out",
         code=2,
-        words="The table of labels is not there",
+        words="The table of labels does not exist",
     )
     twice = tmp_path / "twice.parquet"
     parquet.write_table(table_of(X, [*IDS[:-1], IDS[0]]), twice)
-    refused(*call(twice), code=2, words="1 ids occur more than once, such as 'row-00000'")
+    refused(*call(twice), code=2, words="1 occur more than once, such as 'row-00000'")
     nan = tmp_path / "nan.parquet"
     parquet.write_table(table_of(np.where(X[9, 0] == X, np.nan, X), IDS), nan)
     refused(*call(nan), code=2, words="row 10 of " + str(nan) + " (id 'row-00009')")

@@ -18,7 +18,7 @@ from semigpc.io.errors import DataError, ImageError, RunError
 from semigpc.io.images import read_image, zipped_images
 from semigpc.io.paths import existing, images_below, sorted_images
 from semigpc.io.tables import read_labels
-from semigpc.labeling.inputs import read_label_table
+from semigpc.labeling.columns import read_label_table
 from semigpc.labeling.source import open_source
 from semigpc.models.encoder import embed_folder
 from semigpc.paper.fgvc import read_split

@@ -7,8 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pyarrow import parquet
 
-from semigpc.labeling.inputs import LabelSettings
-from semigpc.labeling.label import label_data
+from semigpc.labeling.label import LabelSettings, label_data
 from semigpc.labeling.project import Project
 from tests.labeling.samples import table_of, write_labels
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from semigpc.labeling.inputs import LabelSettings
-from semigpc.labeling.label import label_data
+from semigpc.labeling.label import LabelSettings, label_data
 from tests.labeling.samples import IDS, LABELS, X, write, write_labels
 
 

@@ -20,7 +20,7 @@ from semigpc.data.arrays import ArraysConfig
 from semigpc.data.arrays import load as load_arrays
 from semigpc.io.errors import DataError
 from semigpc.io.tables import read_labels
-from semigpc.labeling.inputs import read_label_table
+from semigpc.labeling.columns import read_label_table
 from semigpc.labeling.scan import LabelLookup, scan
 from semigpc.labeling.source import open_source
 

@@ -12,7 +12,7 @@ import pyarrow
 from numpy.typing import NDArray
 from pyarrow import parquet
 
-from semigpc.labeling.inputs import LabelSettings
+from semigpc.labeling.label import LabelSettings
 from semigpc.labeling.project import Project
 from tests.labeling.samples import blobs, some_labels, table_of, write_labels
 

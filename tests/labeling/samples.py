@@ -9,7 +9,7 @@ import pyarrow
 from numpy.typing import NDArray
 from pyarrow import csv, feather, ipc, parquet
 
-from semigpc.labeling.inputs import LabelSettings
+from semigpc.labeling.label import LabelSettings
 
 CLASSES = ("ant", "bee", "cat")
 KINDS = ("parquet", "feather", "arrow", "csv", "npz", "shards")

@@ -17,7 +17,7 @@ from pyarrow import parquet
 
 from semigpc.io.errors import DataError
 from semigpc.io.tables import read_labels
-from semigpc.labeling.inputs import read_label_table
+from semigpc.labeling.columns import read_label_table
 from semigpc.labeling.source import open_source
 from tests import fuzzing
 from tests.labeling.damaged import ROWS, originals, write_damaged

@@ -1,19 +1,41 @@
-"""Evidence comes from labels that the judging model did not see, and wrong labels are found among
-the given ones.
-"""
+"""Evidence comes from labels that the model did not see; wrong ones are found among the given."""
 
 import json
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from semigpc.estimator import LeftOutLabels, SemiGPClassifier
-from semigpc.labeling import evidence as gathering
-from semigpc.labeling.evidence import find_suspects, gather_evidence, suspicion, too_few
+from semigpc.estimator.peers import PEERS, Peer, fit_peer
+from semigpc.labeling import evidence as module
+from semigpc.labeling.evidence import (
+    STAYS,
+    Codes,
+    CrossValidation,
+    HeldOut,
+    accepted,
+    assign_folds,
+    balanced_recall,
+    compare_peers,
+    confused_rows,
+    confusions,
+    cross_validate,
+    find_suspects,
+    per_class,
+    preparation,
+    score,
+    suspicion,
+    thresholds,
+    too_few,
+    weighted_share,
+    wilson,
+)
 from semigpc.report.labeling_page import write_labeling_report
+from semigpc.report.labeling_summary import LabelingSummary
+from tests.report.labeled import make_facts
 
 NAMES = np.array(["ant", "bee", "cat"], dtype=object)
 
@@ -23,226 +45,353 @@ class Problem(NamedTuple):
     labels: NDArray[Any]
     unlabeled: NDArray[Any]
 
+    def fit(self, *, first: int = 0, **parameters: Any) -> SemiGPClassifier:
+        """A model of the problem, rows numbered from ``first``."""
+        labels = np.concatenate([self.labels, np.full(len(self.unlabeled), None)])
+        model = SemiGPClassifier(self_training=0, random_state=0, **parameters)
+        rows = first + np.arange(len(labels))
+        return model.fit(np.concatenate([self.x, self.unlabeled]), labels, rows=rows)
+
+    def cross_validate(self, model: SemiGPClassifier | None = None) -> CrossValidation:
+        return cross_validate(model or self.fit(), self.x, self.labels, self.unlabeled)
+
 
 def problem(
-    counts: tuple[int, ...] = (24, 12, 6), *, apart: float = 6.0, unlabeled: int = 60, seed: int = 0
+    counts: tuple[int, ...] = (24, 12, 6), *, apart: float = 6.0, unlabeled: int = 60
 ) -> Problem:
     """Groups of points; every unlabelled class is equally common, whatever the labels say."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     centres = apart * np.eye(3, 4)
     codes = np.repeat(np.arange(len(counts)), counts)
     others = np.arange(unlabeled) % len(counts)
-    return Problem(
-        (centres[codes] + rng.normal(size=(len(codes), 4))).astype(np.float32),
-        NAMES[codes],
-        (centres[others] + rng.normal(size=(unlabeled, 4)))
-        .astype(np.float32)
-        .reshape(unlabeled, 4),
-    )
+    x = centres[codes] + rng.normal(size=(len(codes), 4))
+    rest = (centres[others] + rng.normal(size=(unlabeled, 4))).reshape(unlabeled, 4)
+    return Problem(x.astype(np.float32), NAMES[codes], rest.astype(np.float32))
 
 
-def fitted(given: Problem, *, first: int = 0, **parameters: Any) -> SemiGPClassifier:
-    """A model of the problem, rows numbered from ``first``."""
-    labels = np.concatenate([given.labels, np.full(len(given.unlabeled), None)])
-    rows = first + np.arange(len(labels))
-    model = SemiGPClassifier(self_training=0, random_state=0, **parameters)
-    return model.fit(np.concatenate([given.x, given.unlabeled]), labels, rows=rows)
+# Cross-validation ---------------------------------------------------------------------------------
 
 
-class Gathered(NamedTuple):
-    found: dict[str, Any]
-    steps: list[tuple[int, int]]
-
-
-@pytest.fixture(scope="module")
-def easy() -> Gathered:
-    given, steps = problem(), []
-    found = gather_evidence(
-        fitted(given),
-        given.x,
-        given.labels,
-        given.unlabeled,
-        progress=lambda done, total: steps.append((done, total)),
-    )
-    assert found is not None
-    return Gathered(found, steps)
-
-
-def test_classes_that_lie_apart_are_found_again(easy: Gathered) -> None:
-    found = easy.found
-    assert found["held_out"] == found["labels"] == found["used"] == 42
-    assert found["folds"] == 5
-    assert found["hyper_parameters"] == "of all labels"
-    assert found["balanced_accuracy"]["value"] > 0.95
-    assert (
-        found["balanced_accuracy"]["low"]
-        < found["balanced_accuracy"]["value"]
-        <= found["balanced_accuracy"]["high"]
-    )
-    assert [row["class"] for row in found["per_class"]] == NAMES.tolist()
-    assert [row["given"] for row in found["per_class"]] == [24, 12, 6]
-
-
-@pytest.mark.slow
-def test_evidence_is_plain_json_that_the_page_can_draw(easy: Gathered, tmp_path: Path) -> None:
-    found = json.loads(json.dumps(easy.found, allow_nan=False))
-    assert found == easy.found
-    facts = {
-        "title": "t",
-        "data": "d.npz",
-        "classes": NAMES.tolist(),
-        "given": [24, 12, 6],
-        "believed": [0.3, 0.3, 0.4],
-        "pseudo": [20, 20, 20],
-        "statuses": {"labelled": 42, "pseudo": 60, "abstained": 0, "outlier": 0},
-        "threshold": 0.0,
-        "evidence": found,
-    }
-    page = write_labeling_report(tmp_path / "report.html", facts).read_text(encoding="utf-8")
+def test_classes_that_lie_apart_are_found_again_by_the_model_and_its_peers(tmp_path: Path) -> None:
+    given = problem()
+    steps: list[tuple[int, int]] = []
+    evidence = cross_validate(
+        given.fit(), *given, progress=lambda done, total: steps.append((done, total))
+    ).evidence
+    total = 5 * len(module.COMPARED)
+    assert steps == [(done, total) for done in range(1, total + 1)]
+    assert evidence["held_out"] == evidence["labels"] == evidence["used"] == 42
+    assert evidence["folds"] == 5
+    balanced = cast("dict[str, float]", evidence["balanced_accuracy"])
+    assert 0.95 < balanced["value"] <= balanced["high"]
+    assert balanced["low"] < balanced["value"]
+    assert [row["class"] for row in evidence["per_class"]] == NAMES.tolist()
+    assert [row["given"] for row in evidence["per_class"]] == [24, 12, 6]
+    assert [row["name"] for row in evidence["peers"]] == ["semigpc", *module.COMPARED]
+    assert all(row["failed"] is None for row in evidence["peers"])
+    assert evidence["preparation"] == "standardised"
+    assert json.loads(json.dumps(evidence, allow_nan=False)) == evidence
+    facts = make_facts(names=NAMES.tolist(), evidence=evidence)
+    page = write_labeling_report(
+        tmp_path / "report.html", cast("LabelingSummary", facts)
+    ).read_text()
     assert "Coverage against precision" in page
     assert "42 of 42 given labels were held out in turn" in page
 
 
-def test_the_model_and_every_peer_are_judged_on_the_same_labels(easy: Gathered) -> None:
-    rows = easy.found["peers"]
-    assert [row["name"] for row in rows] == ["semigpc", *gathering.COMPARED]
-    assert all(row["failed"] is None for row in rows)
-    assert easy.found["preparation"] == "standardised"
-
-
-def test_progress_is_told_after_each_fold_of_each_peer(easy: Gathered) -> None:
-    total = 5 * len(gathering.COMPARED)
-    assert easy.steps == [(done, total) for done in range(1, total + 1)]
-
-
-def test_the_chosen_threshold_is_the_models_own() -> None:
+def test_the_chosen_threshold_is_the_models_own_and_confusions_add_up() -> None:
     given = problem(apart=2.0)
-    found = gather_evidence(fitted(given, abstain=0.8), given.x, given.labels, given.unlabeled)
-    assert found is not None
-    chosen = found["chosen"]
+    evidence, confused = given.cross_validate(given.fit(abstain=0.8))
+    chosen = cast("dict[str, float]", evidence["chosen"])
     assert chosen["threshold"] == pytest.approx(0.8)
-    assert chosen["coverage"] < found["curve"][0]["coverage"]
+    assert chosen["coverage"] < evidence["curve"][0]["coverage"]
     assert chosen["low"] < chosen["precision"] <= chosen["high"]
-    assert found["confusions"]
-    assert sum(pair["count"] for pair in found["confusions"]) == round(
-        (1 - found["accuracy"]["value"]) * found["held_out"]
-    )
+    accuracy = evidence["accuracy"]["value"]
+    assert accuracy is not None
+    wrong = round((1 - accuracy) * evidence["held_out"])
+    assert sum(pair["count"] for pair in evidence["confusions"]) == wrong > 0
+    pairs = {(pair["true"], pair["believed"]) for pair in evidence["confusions"]}
+    assert confused.keys() == pairs
+    assert all(given.labels[row] == true for (true, _), row in confused.items())
 
 
 def test_labels_that_mean_nothing_have_evidence_that_says_so() -> None:
     given = problem((20, 20, 20))
     shuffled = given._replace(labels=np.random.default_rng(0).permutation(given.labels))
-    found = gather_evidence(fitted(shuffled), shuffled.x, shuffled.labels, shuffled.unlabeled)
-    assert found is not None
-    assert found["balanced_accuracy"]["value"] < 0.6
+    value = shuffled.cross_validate().evidence["balanced_accuracy"]["value"]
+    assert value is not None
+    assert value < 0.6
 
 
-def test_a_single_label_of_a_class_stays_in_training() -> None:
+def test_a_single_label_of_a_class_stays_in_training_and_is_no_suspect() -> None:
     given = problem((20, 12, 1))
-    found = gather_evidence(fitted(given), given.x, given.labels, given.unlabeled)
-    assert found is not None
-    assert found["never_held_out"] == ["cat"]
-    assert found["held_out"] == 32
-    assert found["per_class"][2]["recall"] is None
+    evidence = given.cross_validate().evidence
+    assert evidence["never_held_out"] == ["cat"]
+    assert evidence["held_out"] == 32
+    assert evidence["per_class"][2]["recall"] is None
+    assert evidence["suspects"] == []
 
 
 def test_without_unlabelled_rows_labels_count_the_same() -> None:
-    given = problem(unlabeled=0)
-    found = gather_evidence(fitted(given), given.x, given.labels, given.unlabeled)
-    assert found is not None
-    assert found["weighted"] is False
-    assert found["curve"][0]["coverage"] == pytest.approx(found["curve"][0]["accepted"] / 42)
+    evidence = problem(unlabeled=0).cross_validate().evidence
+    assert evidence["weighted"] is False
+    first = evidence["curve"][0]
+    assert first["coverage"] == pytest.approx(first["accepted"] / 42)
 
 
 def test_held_out_labels_are_predicted_as_by_a_model_that_never_had_them() -> None:
     given = problem(apart=2.0)
-    model = fitted(given, scaling="standard", length_scale=3.0, noise_std=0.5, logit_scale=6.0)
+    model = given.fit(scaling="standard", length_scale=3.0, noise_std=0.5, logit_scale=6.0)
     rows = np.concatenate([given.x, given.unlabeled])
     folds = np.arange(len(given.labels)) % 4
     left = model.leave_one_out(folds)
     for fold in range(4):
-        kept = np.where(folds == fold, np.array(None), given.labels)
-        other = SemiGPClassifier(**model.get_params()).fit(
-            rows, np.concatenate([kept, [None] * len(given.unlabeled)])
-        )
-        out = given.x[folds == fold]
-        assert (other.predict(out) == model.classes_[left.decided[folds == fold]]).all()
-        assert other.predict_proba(out) == pytest.approx(left.proba[folds == fold], abs=1e-5)
-        assert other.predict_variance(out) == pytest.approx(left.variance[folds == fold], abs=1e-5)
+        held = folds == fold
+        kept = np.where(held, np.array(None), given.labels)
+        labels = np.concatenate([kept, [None] * len(given.unlabeled)])
+        other = SemiGPClassifier(**model.get_params()).fit(rows, labels)
+        out = given.x[held]
+        assert (other.predict(out) == model.classes_[left.decided[held]]).all()
+        assert other.predict_proba(out) == pytest.approx(left.proba[held], abs=1e-5)
+        assert other.predict_variance(out) == pytest.approx(left.variance[held], abs=1e-5)
 
 
 def test_peers_are_compared_on_a_share_of_very_many_labels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gathering, "MOST_LABELS", 21)
-    given = problem()
-    found = gather_evidence(fitted(given), given.x, given.labels, given.unlabeled)
-    assert found is not None
-    assert found["labels"] == 42
-    assert found["used"] == 21
-    assert found["held_out"] == 42, "the model itself is judged on all of them"
+    monkeypatch.setattr(module, "MOST_COMPARED_LABELS", 21)
+    evidence = problem().cross_validate().evidence
+    assert (evidence["labels"], evidence["used"]) == (42, 21)
+    assert evidence["held_out"] == 42, "the model itself is measured on all of them"
 
 
 @pytest.mark.parametrize(
     ("labels", "words"),
     [
         (["a"] * 30, "All labels are of one class"),
-        (
-            ["a", "a", "b", "b", "c"],
-            "Only 4 of the 5 given labels could be held out, as each class must keep one; it takes 10",
-        ),
+        (["a", "a", "b", "b", "c"], "Only 4 of the 5 given labels could be held out"),
+        (["a", "b"] * 5, ""),
     ],
 )
-def test_too_few_labels_make_no_evidence_and_a_sentence_says_why(
-    labels: list[str], words: str
-) -> None:
-    given = np.array(labels, dtype=object)
-    assert too_few(given).startswith(words)
-    x = np.zeros((len(labels), 2), dtype=np.float32)
-    assert gather_evidence(SemiGPClassifier(), x, given, x[:0]) is None
-    assert too_few(np.array(["a", "b"] * 5, dtype=object)) == ""
+def test_a_sentence_says_why_there_are_too_few_labels(labels: list[str], words: str) -> None:
+    reason = too_few(np.array(labels, dtype=object))
+    assert reason.startswith(words)
+    assert bool(reason) == bool(words)
+
+
+# Folds and intervals ------------------------------------------------------------------------------
+
+
+def test_every_class_is_spread_and_folds_are_equally_large() -> None:
+    codes = np.repeat(np.arange(4), (50, 11, 3, 2))
+    fold_of = assign_folds(codes, 5, seed=1)
+    assert np.ptp(np.bincount(fold_of)) <= 1
+    for c in range(4):
+        assert np.ptp(np.bincount(fold_of[codes == c], minlength=5)) <= 1
+    assert (fold_of == assign_folds(codes, 5, 1)).all()
+    assert (fold_of != assign_folds(codes, 5, 2)).any()
+
+
+def test_the_only_label_of_a_class_is_never_held_out_and_no_class_is_held_out_whole() -> None:
+    codes = np.array([0, 0, 1, 2, 2, 2])
+    for seed in range(20):
+        fold_of = assign_folds(codes, 5, seed)
+        assert ((fold_of == STAYS) == (codes == 1)).all()
+        for fold in np.unique(fold_of[fold_of != STAYS]):
+            assert set(codes[fold_of != fold]) == {0, 1, 2}
+
+
+def test_the_interval_is_wilsons() -> None:
+    assert wilson(8, 10) == pytest.approx((0.8, 0.4901625, 0.9433178), abs=1e-6)
+    assert wilson(5, 5) == pytest.approx((1, 0.565518, 1), abs=1e-6)
+    assert wilson(0, 5).low == pytest.approx(0)
+    assert wilson(0, 0) == (None, None, None)
+
+
+def test_the_interval_holds_the_truth_nineteen_times_in_twenty() -> None:
+    hits = np.random.default_rng(0).binomial(30, 0.9, 2000)
+    ends = np.array([wilson(int(h), 30)[1:] for h in hits], dtype=np.float64)
+    assert 0.92 < np.mean((ends[:, 0] <= 0.9) & (ends[:, 1] >= 0.9)) < 0.98
+
+
+def test_unequal_weights_count_as_fewer_labels() -> None:
+    right = np.array([True] * 80 + [False] * 20)
+    plain = np.array(wilson(80, 100), dtype=np.float64)
+    assert weighted_share(right, np.ones(100)) == pytest.approx(plain)
+    weights = np.where(np.arange(100) % 2 == 0, 1.0, 9.0)
+    value, low, high = np.array(weighted_share(right, weights), dtype=np.float64)
+    assert value == pytest.approx(0.8)
+    assert low < plain[1]
+    assert high > plain[2]
+
+
+def test_balanced_accuracy_counts_classes_and_not_labels() -> None:
+    codes = np.array([0] * 8 + [1] * 2)
+    scores = score(codes, np.zeros(10, dtype=np.int64), np.arange(10) % 2)
+    assert (scores["accuracy"], scores["balanced_accuracy"]) == pytest.approx((0.8, 0.5))
+    assert scores["accuracy_std"] == pytest.approx(0)
+
+
+# Figures ------------------------------------------------------------------------------------------
+
+
+def held(
+    codes: list[int], predicted: list[int], confidence: list[float], **changes: Any
+) -> HeldOut:
+    n = len(codes)
+    plain = HeldOut(
+        rows=np.arange(n),
+        codes=np.array(codes),
+        predicted=np.array(predicted),
+        confidence=np.array(confidence),
+        open=np.zeros(n, dtype=bool),
+        folds=np.arange(n) % 2,
+        weights=np.ones(n),
+    )
+    return plain._replace(**changes)
+
+
+def test_a_threshold_accepts_what_is_confident_and_no_outlier() -> None:
+    is_open = np.array([False, False, False, True])
+    some = held([0, 0, 1, 1], [0, 1, 1, 1], [0.9, 0.5, 0.7, 0.95], open=is_open)
+    point = accepted(some, np.full(3, 0.6))
+    assert point["accepted"] == 2
+    assert (point["coverage"], point["precision"]) == pytest.approx((0.5, 1))
+    assert accepted(some, np.full(3, 0.99))["precision"] is None
+
+
+def test_precision_counts_classes_by_their_believed_share() -> None:
+    some = held([0, 0, 0, 1], [0, 0, 0, 0], [0.8] * 4, weights=np.array([0.5, 0.5, 0.5, 2.5]))
+    assert accepted(some, np.zeros(3))["precision"] == pytest.approx(1.5 / 4)
+
+
+def test_the_curve_goes_from_everything_to_little() -> None:
+    confidence = np.random.default_rng(0).random(400).tolist()
+    some = held([0] * 400, [0] * 400, confidence)
+    at = thresholds(some)
+    coverage = [accepted(some, np.full(3, t))["coverage"] for t in at]
+    assert 40 <= len(at) <= 50
+    assert coverage[0] == pytest.approx(1)
+    assert coverage[-1] < 0.05
+    assert (np.diff(coverage) < 0).all()
+
+
+def test_confused_pairs_have_their_share_of_the_class_and_a_most_confident_row() -> None:
+    some = held([0, 0, 0, 0, 1, 2], [1, 1, 0, 0, 0, 2], [0.5, 0.4, 0.9, 0.9, 0.3, 0.9])
+    names = NAMES.astype(str)
+    assert confusions(some, names) == [
+        {"true": "ant", "believed": "bee", "count": 2, "share": 0.5},
+        {"true": "bee", "believed": "ant", "count": 1, "share": 1.0},
+    ]
+    assert confused_rows(some, names) == {("ant", "bee"): 0, ("bee", "ant"): 4}
+
+
+def test_a_class_that_was_never_held_out_has_no_recall() -> None:
+    some = held([0, 0, 1], [0, 1, 1], [0.5] * 3)
+    ant, bee, cat = per_class(some, np.array([0, 0, 1, 2]), NAMES.astype(str))
+    assert (ant["recall"], bee["precision"]) == pytest.approx((0.5, 0.5))
+    assert (cat["recall"], cat["given"]) == (None, 1)
+
+
+def test_the_interval_of_balanced_accuracy_is_wider_with_a_rare_class() -> None:
+    even = balanced_recall(held([0] * 50 + [1] * 50, [0] * 50 + [1] * 50, [0.5] * 100))
+    rare = balanced_recall(held([0] * 98 + [1] * 2, [0] * 98 + [1] * 2, [0.5] * 100))
+    assert even.value == rare.value == 1
+    assert cast("float", rare.low) < cast("float", even.low)
+
+
+# Suspicious labels --------------------------------------------------------------------------------
 
 
 def test_wrong_labels_are_suspected_by_row_number_and_right_ones_are_not() -> None:
     given = problem((30, 20, 10), apart=10.0)
     labels = given.labels.copy()
     labels[[3, 35]] = "cat", "ant"
-    model = fitted(given._replace(labels=labels), first=1000)
-    found = find_suspects(model)
-    assert {row["row"] for row in found} == {1003, 1035}
-    by_row = {row["row"]: row for row in found}
-    assert by_row[1003]["given"] == "cat"
-    assert by_row[1003]["believed"] == "ant"
-    assert by_row[1003]["p_believed"] > by_row[1003]["p_given"]
-    odds = [row["p_believed"] / row["p_given"] for row in found]
+    suspects = find_suspects(given._replace(labels=labels).fit(first=1000))
+    by_row = {suspect["row"]: suspect for suspect in suspects}
+    assert by_row.keys() == {1003, 1035}
+    assert (by_row[1003]["given"], by_row[1003]["believed"]) == ("cat", "ant")
+    odds = [suspect["p_believed"] / suspect["p_given"] for suspect in suspects]
     assert odds == sorted(odds, reverse=True)
-    assert find_suspects(fitted(given)) == []
+    assert min(odds) > 1
+    assert find_suspects(given.fit()) == []
 
 
-def left_out(codes: list[int], proba: list[float]) -> LeftOutLabels:
-    """Labels that all get the same probabilities from the others."""
+@pytest.mark.parametrize(
+    ("codes", "proba", "expected"),
+    [
+        ([0] * 8 + [1] * 2, [0.5, 0.5], [0.2] * 8 + [0.8] * 2),  # small classes first
+        ([0, 0, 1, 1, 2, 2, 3], [0.1, 0.3, 0.6, 0], [6 / 7] * 2 + [6 / 9] * 2 + [1 / 3] * 2 + [-1]),
+    ],
+)
+def test_suspicion_compares_the_given_class_with_the_most_probable_other_one(
+    codes: list[int], proba: list[float], expected: list[float]
+) -> None:
     n = len(codes)
-    decided, zeros = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.float32)
-    return LeftOutLabels(
+    zeros = np.zeros(n, dtype=np.float32)
+    left = LeftOutLabels(
         rows=np.arange(n),
         codes=np.array(codes),
         proba=np.tile(np.array(proba, dtype=np.float32), (n, 1)),
-        decided=decided,
+        decided=np.zeros(n, dtype=np.int64),
         confidence=zeros,
-        likeliest=decided,
+        likeliest=np.zeros(n, dtype=np.int64),
         variance=zeros,
     )
+    assert suspicion(left) == pytest.approx(np.array(expected))
 
 
-def test_a_label_of_a_small_class_is_suspected_before_one_of_a_large_class() -> None:
-    assert suspicion(left_out([0] * 8 + [1] * 2, [0.5, 0.5])) == pytest.approx(
-        np.repeat([0.2, 0.8], (8, 2))
-    )
+# Other methods ------------------------------------------------------------------------------------
 
 
-def test_suspicion_compares_the_given_class_with_the_most_probable_other_one() -> None:
-    found = suspicion(left_out([0, 0, 1, 1, 2, 2, 3], [0.1, 0.3, 0.6, 0.0]))
-    assert found[::2] == pytest.approx([6 / 7, 6 / 9, 3 / 9, -1])
+def blobs(
+    counts: tuple[int, ...] = (30, 12, 9), unlabeled: int = 60
+) -> tuple[NDArray[Any], Codes, NDArray[Any]]:
+    rng = np.random.default_rng(0)
+    centres = np.eye(len(counts), 5) * 8
+    codes = np.repeat(np.arange(len(counts)), counts)
+    others = centres[rng.integers(0, len(counts), unlabeled)]
+    x = centres[codes] + rng.normal(size=(len(codes), 5))
+    return x, codes, others + rng.normal(size=(unlabeled, 5))
 
 
-def test_the_only_label_of_a_class_is_no_suspect() -> None:
-    given = problem((20, 12, 1))
-    assert find_suspects(fitted(given)) == []
+def test_a_peer_that_fails_is_reported_and_the_others_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(*_: object) -> Any:
+        raise RuntimeError("out of\n luck")
+
+    peers = {"bad": Peer("bad", "Bad", broken), "knn1": PEERS["knn1"]}
+    monkeypatch.setattr(module, "COMPARED", ("bad", "knn1"))
+    monkeypatch.setattr(module, "PEERS", peers)
+    x, codes, unlabeled = blobs()
+    bad, good = compare_peers(x, codes, unlabeled, assign_folds(codes, 4, 0))
+    assert bad["failed"] == "RuntimeError: out of luck"
+    assert bad["accuracy"] is bad["balanced_accuracy_std"] is None
+    assert good["failed"] is None
+
+
+def test_too_few_rows_for_a_peer_are_its_failure_and_not_ours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "COMPARED", tuple(PEERS))
+    x, codes, unlabeled = blobs((3, 3), unlabeled=0)
+    methods = compare_peers(x, codes, unlabeled, assign_folds(codes, 3, 0))
+    by_name = {method["name"]: method for method in methods}
+    assert "n_neighbors" in (by_name["label_spreading"]["failed"] or "")
+    assert by_name["knn5"]["failed"] is None
+    assert by_name["self_training"]["remarks"] == ["y contains no unlabeled samples"]
+
+
+@pytest.mark.parametrize("name", ["knn5", "class_mean", "logistic_balanced"])
+def test_rotating_wide_rows_changes_no_answer(name: str) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(30, 200))
+    queries = rng.normal(size=(50, 200))
+    codes = np.arange(30) % 3
+    scaled, asked = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (x, queries))
+    plain = PEERS[name].build(len(x), True).fit(scaled, codes)
+    assert (fit_peer(PEERS[name], x, codes, queries).predict(queries) == plain.predict(asked)).all()
+
+
+def test_wide_rows_are_taken_for_embeddings() -> None:
+    assert preparation(64) == "standardised"
+    assert preparation(384) == "unit"

@@ -9,10 +9,9 @@ from PIL import Image
 from pyarrow import parquet
 
 from semigpc.io.errors import DataError
-from semigpc.labeling import inputs as inputs_module
+from semigpc.labeling import label as inputs_module
 from semigpc.labeling.columns import ColumnOptions
-from semigpc.labeling.inputs import LabelSettings, is_image_folder
-from semigpc.labeling.label import label_data
+from semigpc.labeling.label import LabelSettings, is_image_folder, label_data
 from semigpc.labeling.project import Project
 from semigpc.models.encoder import EmbedConfig
 from tests.labeling.samples import write_labels
@@ -92,17 +91,17 @@ def test_labels_are_checked_before_the_network_is_put_to_work(
         ("file_name,label\n../x.png,red\n", "leads out of the root"),
         (
             "file_name,label\nred 99.png,red\nblue 99.png,blue\n",
-            "labels for 2 images that are not in .*: 'red 99.png', 'blue",
+            "2 images that are not in .*: 'red 99.png', 'blue",
         ),
         ("file_name,label\nred 00.png,red\n", "at least two classes"),
-        ("file_name,label\nred 00.png,\n", "gives no row a label"),
+        ("file_name,label\nred 00.png,\n", "has no labels"),
     ):
         wanted.labels.write_text(content)
         with pytest.raises(DataError, match=words):
             label_data(wanted)
     with pytest.raises(DataError, match="Images need a table of labels"):
         label_data(replace(wanted, labels=None))
-    with pytest.raises(DataError, match="a folder of images has none"):
+    with pytest.raises(DataError, match="is a folder of images"):
         label_data(replace(wanted, columns=ColumnOptions(id="name")))
     assert not wanted.out.exists()
 
@@ -114,7 +113,7 @@ def test_images_that_cannot_be_read(wanted: LabelSettings) -> None:
         label_data(wanted)
     summary = label_data(replace(wanted, skip_bad=True))
     assert summary["rows"] == 23
-    assert "left out: 1; embeddings.parquet.bad.txt names them" in summary["notes"][0]
+    assert "left out: 1; embeddings.parquet.bad.txt" in summary["notes"][0]
 
 
 def test_another_network_is_refused_unless_overwritten(wanted: LabelSettings) -> None:

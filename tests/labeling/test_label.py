@@ -108,7 +108,7 @@ def test_the_summary_counts_what_the_table_holds(usual: Path) -> None:
     assert summary["pseudo"] == [pseudo.count(name) for name in CLASSES]
     assert sum(summary["believed"]) == pytest.approx(1)
     assert summary["evidence"] is None
-    assert "--no-report" in summary["why_none"]
+    assert "was skipped" in summary["why_none"]
 
 
 def test_label_studio_gets_a_task_for_every_row(usual: Path) -> None:
@@ -176,7 +176,7 @@ def test_a_killed_run_goes_on_and_ends_the_same(usual: Path, tmp_path: Path) -> 
     script = f"""
 import os, signal
 from pathlib import Path
-from semigpc.labeling.inputs import LabelSettings
+from semigpc.labeling.label import LabelSettings
 from semigpc.labeling.label import label_data
 
 def die(stage, done, total):
@@ -218,9 +218,7 @@ def test_an_output_that_is_not_as_it_was_written_is_made_again_and_kept(
     damaged = before[:-20] + bytes(20)
     path.write_bytes(damaged)
     summary = label_data(settings(tmp_path))
-    assert (
-        f"{name} was not as it had been written; it is kept as {name}.changed." in summary["notes"]
-    )
+    assert any(f"kept as {name}.changed" in note for note in summary["notes"])
     assert (tmp_path / "out" / f"{name}.changed").read_bytes() == damaged
     if name != "summary.json":  # which has the seconds that it took
         assert path.read_bytes() == before

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pyarrow
@@ -14,8 +15,7 @@ from semigpc.io.parts import Address, Folder, Key, ObjectStore, place_of
 from semigpc.labeling import ray as ray_module
 from semigpc.labeling import scan as scan_module
 from semigpc.labeling.columns import ColumnOptions
-from semigpc.labeling.inputs import LabelSettings, table_inputs
-from semigpc.labeling.label import fit, label_data, shard_rows
+from semigpc.labeling.label import LabelSettings, fit, label_data, shard_rows, table_inputs
 from semigpc.labeling.outputs import Labeller, Tally
 from semigpc.labeling.project import Project
 from semigpc.labeling.ray import (
@@ -28,6 +28,7 @@ from semigpc.labeling.ray import (
 )
 from semigpc.labeling.scan import Gathered, LabelLookup, Scan, keys_of, scan
 from semigpc.labeling.source import open_source
+from semigpc.report.labeling_summary import LabelingSummary
 from tests.labeling.partitioned import (
     CUTS,
     IDS,
@@ -154,7 +155,7 @@ def test_a_partition_that_is_no_parquet_is_named(tmp_path: Path) -> None:
     (tmp_path / "part-03.parquet").write_bytes(b"no table at all")
     with pytest.raises(
         DataError,
-        match=r"part-03\.parquet cannot be read as Parquet: .* or take it out of the folder",
+        match=r"part-03\.parquet cannot be read as Parquet: .* or remove it",
     ):
         opened(tmp_path)
 
@@ -355,7 +356,8 @@ def test_partitions_of_somebody_else_are_not_overwritten(tmp_path: Path) -> None
 def test_a_finished_folder_with_a_changed_partition_is_not_complete(tmp_path: Path) -> None:
     folder = BulkFolder(Folder(tmp_path), {"data": "here"})
     write_partition(folder, "one.parquet", 2)
-    folder.complete({"rows": 2, "partitions": 1, "statuses": {}}, None)
+    summary = cast("LabelingSummary", {"rows": 2, "partitions": 1, "statuses": {}})
+    folder.complete(summary, None)
     assert folder.summary(report=False) is not None
     assert folder.summary(report=True) is None
     assert folder.altered() == []

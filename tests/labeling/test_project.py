@@ -12,8 +12,7 @@ from pyarrow import parquet
 
 from semigpc.io.errors import DataError
 from semigpc.labeling import project as project_module
-from semigpc.labeling.inputs import LabelSettings
-from semigpc.labeling.label import label_data
+from semigpc.labeling.label import LabelSettings, label_data
 from semigpc.labeling.project import Project
 from tests.labeling.samples import IDS, KINDS, LABELS, X, table_of, write, write_labels
 

@@ -12,10 +12,9 @@ import pytest
 from PIL import Image
 from pyarrow import parquet
 
-from semigpc.labeling import report_images as module
-from semigpc.labeling.inputs import LabelSettings
-from semigpc.labeling.label import label_data
-from semigpc.labeling.report_images import class_examples
+from semigpc.labeling.label import LabelSettings, label_data
+from semigpc.report import labeling_page
+from semigpc.report.labeling_page import class_examples
 from tests.report.test_run_page import assert_self_contained
 from tests.review.shapes import LINK_NAME, OUTSIDE, TEXT_NAME, make_labelled
 
@@ -60,6 +59,7 @@ def test_the_report_has_images_of_suspects_outliers_and_every_class(
         for row in parquet.read_table(settings.out / "labels.parquet").to_pylist()
     }
     assert {table[name] for name in images if name in table} == set(summary["classes"])
+    assert summary["evidence"] is not None
     pairs = summary["evidence"]["confusions"]
     rows = re.findall(
         r"<tr><td>(<img.*?)?</td><td class=\"name\">(\w+)</td><td class=\"name\">(\w+)</td>", page
@@ -74,8 +74,8 @@ def test_the_report_has_images_of_suspects_outliers_and_every_class(
 def test_there_are_never_more_images_than_the_limit(
     settings: LabelSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, most in (("MOST", 9), ("SUSPECTS", 2), ("PAIRS", 1), ("OUTLIERS", 2)):
-        monkeypatch.setattr(module, name, most)
+    for name, most in (("IMAGES_SHOWN", 9), ("SUSPECTS_PICTURED", 2), ("OUTLIERS_PICTURED", 2)):
+        monkeypatch.setattr(labeling_page, name, most)
     few = replace(settings, out=settings.out.with_name("few"))
     label_data(few)
     assert 2 <= len(shown((few.out / "report.html").read_text(encoding="utf-8"))) <= 9

@@ -45,7 +45,7 @@ def test_no_batch_is_larger_than_asked_for_whatever_the_row_groups(
 ) -> None:
     x, ids, _ = blobs(1000)
     path = write(tmp_path, "parquet", x, ids, group=1000)
-    monkeypatch.setattr(source_module, "CHUNK", 50)
+    monkeypatch.setattr(source_module, "READ_ROWS", 50)
     read: list[int] = []
     batches = ParquetTable.batches
 
@@ -154,7 +154,7 @@ def test_csv_keeps_ids_and_labels_as_text(tmp_path: Path) -> None:
 def test_numbers_that_are_whole_at_first_may_have_fractions_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(source_module, "BLOCK", 2**16)
+    monkeypatch.setattr(source_module, "CSV_BLOCK_BYTES", 2**16)
     path = tmp_path / "data.csv"
     lines = [f"{i},{i},0" for i in range(20_000)]
     path.write_text("\n".join(["id,a,b", *lines, "last,0.25,1"]) + "\n")
@@ -233,7 +233,7 @@ def test_a_number_that_is_none_is_found_in_csv(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        source_module, "BLOCK", 2**16
+        source_module, "CSV_BLOCK_BYTES", 2**16
     )  # the type of a column is that of its first block
     path = tmp_path / "data.csv"
     path.write_text(
@@ -245,7 +245,7 @@ def test_a_number_that_is_none_is_found_in_csv(
 
 def test_arrays_must_be_equally_long_and_not_need_unpickling(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x=np.eye(3), ids=np.array(["a", "b"]))
-    with pytest.raises(DataError, match="equally long, one row each; x has 3, ids has 2"):
+    with pytest.raises(DataError, match="equally long; x has 3, ids has 2"):
         open_source(tmp_path / "a.npz")
     np.savez(tmp_path / "b.npz", x=np.array([{}, None]))
     with pytest.raises(DataError, match="Write plain arrays"):
@@ -256,5 +256,5 @@ def test_a_row_without_an_id_is_named(tmp_path: Path) -> None:
     parquet.write_table(
         pyarrow.table({"id": ["a", None], "f": [1.0, 2.0]}), tmp_path / "data.parquet"
     )
-    with pytest.raises(DataError, match=r"there is none in row 2 of .*data.parquet, column 'id'"):
+    with pytest.raises(DataError, match=r"Column 'id' has no id in row 2 of .*data.parquet"):
         list(open_source(tmp_path / "data.parquet").batches(10))

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from pyarrow import parquet
 
 from semigpc.io.errors import DataError
-from semigpc.labeling.inputs import LabelSettings, read_label_table
-from semigpc.labeling.label import label_data
+from semigpc.labeling.columns import read_label_table
+from semigpc.labeling.label import LabelSettings, label_data
 from semigpc.labeling.project import Project
 from semigpc.labeling.suggest import (
     SuggestConfig,

@@ -53,9 +53,13 @@ def make_facts(
     facts: dict[str, Any] = {
         "title": "Birds of the garden",
         "data": "embeddings/birds.parquet",
+        "rows": int(given.sum()) + unlabeled,
+        "width": 384,
+        "id_name": "file_name",
+        "rows_noun": "rows",
         "classes": names,
         "given": given.tolist(),
-        "believed": believed.tolist() if unlabeled else None,
+        "believed": believed.tolist(),
         "pseudo": pseudo.tolist(),
         "statuses": {
             "labelled": int(given.sum()),
@@ -65,6 +69,7 @@ def make_facts(
         },
         "threshold": 0.62,
         "target_precision": 0.95,
+        "promise": None,
         "model": {
             "kernel": "rbf",
             "length_scale": 0.71,
@@ -76,6 +81,7 @@ def make_facts(
         "evidence": make_evidence(names, given, rng),
         "suspects": suspects,
         "outliers": lost,
+        "why_none": "Nothing was held out.",
         "notes": [],
         "seconds": 41.0,
     }

@@ -5,13 +5,14 @@ what is not known.
 import re
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from semigpc.report import style
 from semigpc.report.charts import reliability_chart
 from semigpc.report.labeling_page import ReportImages, write_labeling_report
+from semigpc.report.labeling_summary import LabelingSummary
 from tests.report.labeled import make_facts
 from tests.report.test_run_page import assert_self_contained
 
@@ -26,7 +27,8 @@ TITLES = [
 
 
 def page_of(folder: Path, facts: dict[str, Any]) -> str:
-    return write_labeling_report(folder / "report.html", facts).read_text(encoding="utf-8")
+    record = cast("LabelingSummary", facts)
+    return write_labeling_report(folder / "report.html", record).read_text(encoding="utf-8")
 
 
 def titles(page: str) -> list[str]:
@@ -59,7 +61,7 @@ def test_the_headline_says_how_many_got_a_label_and_why_others_did_not(page: str
 
 def test_the_expected_precision_comes_with_its_interval_and_how_it_is_known(page: str) -> None:
     assert "92.3% of the labels given out would be right (95% interval 90.0% to 94.1%)" in page
-    assert "This is less than the 95.0% asked for." in page
+    assert "This is less than the 95.0% requested." in page
     assert "361 given labels, each predicted by a model that had not seen it (5 folds)" in page
     assert "labels are weighted by the estimated share of their class" in page
 
@@ -79,7 +81,7 @@ PROMISE |= {"labels": 40, "without": [], "needed": {}}
 def test_promise_and_confidence_are_stated_apart(tmp_path: Path) -> None:
     written = page_of(tmp_path, make_facts(promise=PROMISE))
     assert "95% of the labels given out are right, with probability 90%" in written
-    assert "40 given labels can support 88%." in written
+    assert "support 88% (40 given labels)." in written
     assert (
         "Apart from the promise, the mean confidence of the labels given out is 97.1%." in written
     )
@@ -87,15 +89,15 @@ def test_promise_and_confidence_are_stated_apart(tmp_path: Path) -> None:
         tmp_path, make_facts(promise=PROMISE | {"per_class": True, "supported": 0.95})
     )
     assert "95% of the labels given out of every class are right" in written
-    assert "can support" not in written
+    assert "taken alone, support" not in written
     facts = make_facts(promise=PROMISE | {"expected": None, "supported": None, "possible": 0.8})
     facts["statuses"] |= {
         "pseudo": 0,
         "abstained": facts["statuses"]["abstained"] + facts["statuses"]["pseudo"],
     }
     written = page_of(tmp_path, facts)
-    assert "40 given labels do not allow to promise that 95% of new labels are right." in written
-    assert "Labels could be given out with a promise of 80%." in written
+    assert "40 given labels are too few to guarantee 95% precision." in written
+    assert "A guarantee of 80% would be possible." in written
 
 
 @pytest.mark.slow
@@ -159,9 +161,9 @@ def test_images_are_inside_of_the_page_beside_their_rows(tmp_path: Path) -> None
             "least sure": [("gone.png", 0.95)],
         }
     }
-    path = write_labeling_report(
-        tmp_path / "report.html", facts, ReportImages(address, examples, {pair: "c.png"})
-    )
+    images = ReportImages(address, examples, {pair: "c.png"})
+    record = cast("LabelingSummary", facts)
+    path = write_labeling_report(tmp_path / "report.html", record, images)
     written = path.read_text(encoding="utf-8")
     assert_self_contained(written)
     assert sorted(re.findall(r'<img class="thumb" src="([^"]+)"', written)) == sorted(
@@ -271,7 +273,7 @@ def test_without_unlabelled_rows_there_was_nothing_to_label(tmp_path: Path) -> N
 def test_a_threshold_that_accepts_nothing_claims_nothing(tmp_path: Path) -> None:
     facts = make_facts()
     facts["evidence"]["chosen"].update(coverage=0.0, precision=None, low=None, high=None)
-    assert "nothing is known of the precision" in page_of(tmp_path, facts)
+    assert "precision is unknown" in page_of(tmp_path, facts)
 
 
 @pytest.mark.slow

@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 from pyarrow import parquet
 
-from semigpc.labeling.inputs import LabelSettings
-from semigpc.labeling.label import label_data
+from semigpc.labeling.label import LabelSettings, label_data
 
 COLOURS = {"circle": (200, 60, 40), "square": (40, 150, 70), "triangle": (50, 80, 200)}
 CLASSES = tuple(COLOURS)

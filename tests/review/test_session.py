@@ -13,8 +13,7 @@ from pyarrow import parquet
 from semigpc.estimator import Status
 from semigpc.io.errors import DataError
 from semigpc.labeling.evidence import left_out_probs
-from semigpc.labeling.inputs import LabelSettings
-from semigpc.labeling.label import label_data
+from semigpc.labeling.label import LabelSettings, label_data
 from semigpc.labeling.project import Project
 from semigpc.review import model as model_module
 from semigpc.review.app import Background

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -14,6 +14,9 @@ from semigpc.cli.progress import StageBar
 from semigpc.cli.tables import say, table, verbatim
 from semigpc.io.errors import DataError
 from semigpc.report.wording import no_new_labels, percent
+
+if TYPE_CHECKING:
+    from semigpc.report.labeling_summary import LabelingSummary
 
 CLASSES_LISTED = 30  # on the screen
 STATUSES = {  # as the caption of the table calls them
@@ -137,8 +140,7 @@ def label(
         raise typer.BadParameter("they need --engine local.", param_hint="--images, --image-url")
     from semigpc.io.parts import Address, place_of
     from semigpc.labeling.columns import ColumnOptions
-    from semigpc.labeling.inputs import LabelSettings
-    from semigpc.labeling.label import label_data
+    from semigpc.labeling.label import LabelSettings, label_data
     from semigpc.models.encoder import EmbedConfig
 
     place = place_of(data)
@@ -192,15 +194,15 @@ def label(
     say(f"wrote {', '.join(written)} to {folder}")
 
 
-def _sentences(summary: dict[str, Any]) -> list[str]:
+def _sentences(summary: "LabelingSummary") -> list[str]:
     """Which classes got nothing, and what is promised of the others."""
     from semigpc.report.labeling_page import promise_sentence
 
-    needed = (summary["promise"] or {}).get("needed", {})
+    needed = summary["promise"]["needed"] if summary["promise"] else {}
     return [sentence for sentence in (no_new_labels(needed), promise_sentence(summary)) if sentence]
 
 
-def _classes_table(summary: dict[str, Any]) -> Table:
+def _classes_table(summary: "LabelingSummary") -> Table:
     """Labels given and made of each class, and how many rows got none."""
     from semigpc.data.folder import ordered
 
@@ -208,7 +210,7 @@ def _classes_table(summary: dict[str, Any]) -> Table:
     headings = ("class", ">given", ">pseudo-labelled", ">believed share")
     made = table(verbatim(summary["title"]), *headings, caption=caption)
     order = ordered(summary["classes"])
-    columns = [summary[key] for key in ("classes", "given", "pseudo", "believed")]
+    columns = (summary["classes"], summary["given"], summary["pseudo"], summary["believed"])
     rows = sorted(zip(*columns, strict=True), key=lambda row: order.index(row[0]))
     for name, given, pseudo, believed in rows[:CLASSES_LISTED]:
         made.add_row(verbatim(name), str(given), str(pseudo), percent(believed))

@@ -52,7 +52,6 @@ Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 PathText = Annotated[str, StringConstraints(min_length=1, max_length=4096, pattern=r"^[^\x00]*$")]
 
 T = TypeVar("T")
-Facts = dict[str, dict[str, Any]]
 
 
 class FileFacts(TypedDict):
@@ -297,7 +296,7 @@ def remove_drafts(folder: Path, file: str = "") -> None:
 # Verifying ----------------------------------------------------------------------------------------
 
 
-def facts_of(folder: Path, names: Iterable[str]) -> Facts:
+def facts_of(folder: Path, names: Iterable[str]) -> dict[str, FileFacts]:
     """Return size and sha256 of those files of a folder that exist, by name."""
     return {
         name: {"bytes": (folder / name).stat().st_size, "sha256": sha256(folder / name)}

@@ -7,7 +7,7 @@ Names are UTF-8, as tables and reports are.
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from semigpc.io.atomic import trouble
 from semigpc.io.errors import DataError
@@ -151,3 +151,17 @@ def unusable(root: Path, name: str, *, follow_links: bool = False) -> str | None
         return outside or trouble(path) or (None if path.is_file() else "it is a folder")
     except (OSError, ValueError):  # a name that no file can have, such as one with 300 letters
         return NOT_THERE
+
+
+def image_path(folder: Path, name: str, follow_links: bool) -> Path | None:
+    """Return the file of an id below a resolved folder; None if there is none.
+
+    A file outside the folder is returned only if an allowed link leads to it.
+    """
+    try:
+        relative = PurePosixPath(name)
+        path = (folder / relative).resolve()
+        by_link = follow_links and not relative.is_absolute() and ".." not in relative.parts
+        return path if (path.is_relative_to(folder) or by_link) and path.is_file() else None
+    except (OSError, ValueError):  # no file can have this name
+        return None

@@ -1,14 +1,14 @@
-"""Which columns of a table are the ids, the embeddings and the labels, and their values as text and
-as float32 numbers.
+"""Columns of ids, embeddings and labels: which ones a table has, and their values.
 
 Embeddings are one column of lists, all of one length, or many columns of numbers. Numbers of any
 type become float32: an empty cell becomes NaN and a value beyond the range becomes infinity, which
-the first pass reports.
+the first pass over the data reports. Labels stand in the data or in a table of their own.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,10 +18,14 @@ from pyarrow import compute, types
 from pydantic import ConfigDict, with_config
 
 from semigpc.io.errors import DataError
-from semigpc.io.tables import as_label
+from semigpc.io.paths import checked
+from semigpc.io.tables import SUFFIXES, as_label, is_table, path_below, read_pairs
 from semigpc.io.text import listed, similar_names
 
 WILDCARDS = "*?["  # any of these makes a feature name a pattern
+FILE_NAME = "file_name"  # column of the ids of images
+LABEL = "label"  # usual column of labels
+NAMES_IN_MESSAGE = 8  # columns that a message lists
 
 Floats = NDArray[np.float32]
 
@@ -47,15 +51,18 @@ class ColumnOptions:
 class UsualColumns:
     """Names to look for where the user named none; the first that exists is used."""
 
-    ids: tuple[str, ...] = ("file_name", "id")
+    ids: tuple[str, ...] = (FILE_NAME, "id")
     features: tuple[str, ...] = ("embedding",)
-    labels: tuple[str, ...] = ("label",)
+    labels: tuple[str, ...] = (LABEL,)
 
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of a table; ``id`` and ``label`` may be missing. ``as_list``: the features are
-    one column of lists.
+    """The columns of a table that are read.
+
+    Attributes:
+        id, label: None if there is no such column.
+        features: one column of lists if ``as_list``, else columns of numbers.
     """
 
     id: str | None
@@ -67,6 +74,9 @@ class Columns:
     def names(self) -> list[str]:
         """Return the names of all of them, the features last."""
         return [*(name for name in (self.id, self.label) if name is not None), *self.features]
+
+
+# Which columns to read ----------------------------------------------------------------------------
 
 
 def choose(
@@ -81,13 +91,15 @@ def choose(
     repeated = sorted({name for name in known if known.count(name) > 1})
     if repeated:
         raise DataError(
-            f"{path} has several columns of the same name: {listed(repeated)}. Rename all but one of each."
+            f"{path} has several columns of the same name: {listed(repeated)}. "
+            "Rename all but one of each."
         )
-    id_column = _choose_one("--id", options.id, usual.ids, known, path)
-    label = _choose_one("--label-column", options.label, usual.labels, known, path)
+    id_column = _choose_one("id", options.id, usual.ids, known, path)
+    label = _choose_one("label_column", options.label, usual.labels, known, path)
     if id_column is not None and id_column == label:
         raise DataError(
-            f"The column {id_column!r} of {path} cannot be both the ids and the labels. Check --id."
+            f"Column {id_column!r} of {path} cannot hold both the ids and the labels. "
+            "Choose another column of ids with id=..."
         )
     if options.features is not None:
         features = _named_features(options.features, known, path, taken=(id_column, label))
@@ -96,48 +108,44 @@ def choose(
     has_list = any(_is_list(schema.field(name).type) for name in features)
     if has_list and len(features) > 1:
         raise DataError(
-            f"Features must be one column of lists, or columns of numbers; {listed(features)} of {path} mix the two, or are "
-            "several lists. Name one column of lists by --features."
+            f"Features must be one column of lists, or columns of numbers; got {listed(features)} "
+            f"of {path}. Name one column of lists with features=..."
         )
     check_types(schema, features, path)
     return Columns(id_column, tuple(features), label, has_list)
 
 
 def _choose_one(
-    option: str, name: str | None, usual: Sequence[str], known: Sequence[str], path: object
+    parameter: str, name: str | None, usual: Sequence[str], known: Sequence[str], path: object
 ) -> str | None:
     if name is None:
         return next((name for name in usual if name in known), None)
     if name not in known:
-        raise DataError(unknown_column(name, known, path, option))
+        raise unknown_column(name, known, path, f"named by the parameter {parameter}")
     return name
 
 
-def unknown_column(name: str, known: Sequence[str], path: object, option: str) -> str:
-    """Return the message for a column that does not exist."""
+def unknown_column(name: str, known: Sequence[str], path: object, reason: str) -> DataError:
+    """Return the error for a column that does not exist; ``reason`` is why it is needed."""
     similar = similar_names(name, known)
     hint = f" Did you mean {similar[0]!r}?" if similar else ""
-    return f"{path} has no column {name!r}, which {option} names.{hint} It has {listed(known, 8) or 'none'}."
+    existing = listed(known, NAMES_IN_MESSAGE) or "no columns"
+    return DataError(f"{path} has no column {name!r} ({reason}).{hint} It has {existing}.")
 
 
 def _named_features(
     text: str, known: Sequence[str], path: object, taken: Sequence[str | None]
 ) -> list[str]:
-    """Return the names in the order of ``text``; the matches of a pattern are in the order of the
-    table.
-    """
+    """Return names in the order of ``text``, and matches of a pattern in that of the table."""
     if text in known:  # also a name that contains a comma
         return [text]
     names: list[str] = []
     for part in (part.strip() for part in text.split(",")):
-        is_pattern = any(sign in part for sign in WILDCARDS) and part not in known
-        matches = (
-            [name for name in known if fnmatchcase(name, part) and name not in taken]
-            if is_pattern
-            else [part]
-        )
-        if not matches or (not is_pattern and part not in known):
-            raise DataError(unknown_column(part, known, path, "--features"))
+        matches = [part] if part in known else []
+        if not matches and any(sign in part for sign in WILDCARDS):
+            matches = [name for name in known if fnmatchcase(name, part) and name not in taken]
+        if not matches:
+            raise unknown_column(part, known, path, "named by the parameter features")
         names += [name for name in matches if name not in names]
     return names
 
@@ -145,9 +153,7 @@ def _named_features(
 def _usual_features(
     schema: pyarrow.Schema, usual: UsualColumns, path: object, taken: Sequence[str | None]
 ) -> list[str]:
-    """Return the usual column of lists, else the only one, else all columns of numbers; other
-    columns are then an error.
-    """
+    """Return the usual column of lists, else the only one, else all columns, if all are numbers."""
     rest = [name for name in schema.names if name not in taken]
     lists = [name for name in rest if _is_list(schema.field(name).type)]
     named = next((name for name in usual.features if name in lists), None)
@@ -155,19 +161,21 @@ def _usual_features(
         return [named or lists[0]]
     if lists:
         raise DataError(
-            f"{path} has several columns of lists: {listed(lists)}. Say which one to use: --features."
+            f"{path} has several columns of lists: {listed(lists)}. Choose one with features=..."
         )
     numbers = [name for name in rest if _is_number(schema.field(name).type)]
     if not numbers:
         raise DataError(
-            f"{path} has no embeddings: neither a column of lists nor columns of numbers beside the ids and the labels. "
-            f"It has {listed(schema.names, 8) or 'no columns'}; commas must separate them if the file is CSV."
+            f"{path} has no embeddings: neither a column of lists nor columns of numbers besides "
+            f"ids and labels. It has {listed(schema.names, NAMES_IN_MESSAGE) or 'no columns'}; "
+            "commas must separate the columns of a CSV file."
         )
     other = [f"{name} ({schema.field(name).type})" for name in rest if name not in numbers]
     if other:
         raise DataError(
-            f"All columns of {path} but the ids and the labels are taken as features, and {len(other)} are no numbers: "
-            f"{listed(other)}. Mend them, or name the features, such as --features '{numbers[0]},...' or a pattern ('f_*')."
+            f"All columns of {path} except ids and labels are read as features, but {len(other)} "
+            f"do not hold numbers: {listed(other)}. Name the features by columns or a pattern, "
+            f"such as features='{numbers[0]},f_*'."
         )
     return numbers
 
@@ -178,8 +186,8 @@ def check_types(schema: pyarrow.Schema, features: Sequence[str], path: object) -
         kind = schema.field(name).type
         if not _is_number(_value_type(kind)):
             raise DataError(
-                f"Features must be numbers; the column {name!r} of {path} is {kind}. Mend its values, or leave it out of "
-                "the features (--features names those to use)."
+                f"Features must be numbers; column {name!r} of {path} is {kind}. "
+                "Convert it, or name the columns to use with features=..."
             )
 
 
@@ -189,36 +197,30 @@ def _is_list(kind: pyarrow.DataType) -> bool:
 
 def _value_type(kind: pyarrow.DataType) -> pyarrow.DataType:
     kind = kind.storage_type if isinstance(kind, pyarrow.BaseExtensionType) else kind
-    return (
-        kind.value_type
-        if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
-        else kind
-    )
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        return kind.value_type
+    return kind
 
 
 def _is_number(kind: pyarrow.DataType) -> bool:
-    return bool(
-        types.is_integer(kind)
-        or types.is_floating(kind)
-        or types.is_boolean(kind)
-        or types.is_decimal(kind)
-    )
+    checks = (types.is_integer, types.is_floating, types.is_boolean, types.is_decimal)
+    return any(check(kind) for check in checks)
+
+
+# Values -------------------------------------------------------------------------------------------
 
 
 def ids_of(column: pyarrow.Array) -> list[str | None]:
-    """Return ids as text, None where there is none; spaces around them do not count, here as in a
-    table of labels.
-    """
+    """Return ids as text without surrounding spaces, None where there is none."""
     kind = column.type.value_type if types.is_dictionary(column.type) else column.type
     is_text = types.is_string(kind) or types.is_large_string(kind)
     if not (is_text or types.is_primitive(kind) or types.is_decimal(kind)):
         raise DataError(
-            f"Ids must be text or numbers; the column of ids holds {column.type}. Choose another one by --id."
+            f"Ids must be text or numbers; the column of ids holds {column.type}. "
+            "Choose another one with id=..."
         )
-    values: list[str | None] = compute.utf8_trim_whitespace(
-        compute.cast(column, pyarrow.string())
-    ).to_pylist()
-    return [value or None for value in values]
+    text = compute.cast(column, pyarrow.string())
+    return [value or None for value in compute.utf8_trim_whitespace(text).to_pylist()]
 
 
 def labels_of(column: pyarrow.Array, path: object) -> list[str | None]:
@@ -230,9 +232,8 @@ def labels_of(column: pyarrow.Array, path: object) -> list[str | None]:
 
 def floats_of(column: pyarrow.Array) -> Floats:
     """Return numbers (n,) as float32, NaN where there are none."""
-    values: NDArray[Any] = compute.cast(column, pyarrow.float32(), safe=False).to_numpy(
-        zero_copy_only=False
-    )
+    numbers = compute.cast(column, pyarrow.float32(), safe=False)
+    values: NDArray[Any] = numbers.to_numpy(zero_copy_only=False)
     return values.astype(np.float32, copy=False)
 
 
@@ -249,11 +250,80 @@ def matrix_of(column: pyarrow.Array, width: int, place: Callable[[int], str]) ->
     wrong = np.flatnonzero(~missing & (lengths != width))
     if len(wrong):
         raise DataError(
-            f"All embeddings must be equally long; {place(int(wrong[0]))} has {lengths[wrong[0]]} values, and the first has "
-            f"{width}. Mend it, or take it out."
+            f"All embeddings must be equally long; {place(int(wrong[0]))} has {lengths[wrong[0]]} "
+            f"values, and the first has {width}. Correct or remove it."
         )
     rows = np.full((len(column), width), np.nan, dtype=np.float32)
-    rows[~missing] = floats_of(column.flatten()).reshape(
-        -1, width
-    )  # flatten leaves out what null lists may hold
+    values = column.flatten()  # without what null lists may hold
+    rows[~missing] = floats_of(values).reshape(-1, width)
     return rows
+
+
+# Tables of labels ---------------------------------------------------------------------------------
+
+
+def read_label_table(
+    path: Path, id_name: str, *, label_column: str | None = None, images: bool = False
+) -> dict[str, str]:
+    """Return the label of each id that has one; other columns are ignored.
+
+    :func:`semigpc.io.text.label_text` defines what counts as no label.
+
+    Args:
+        path: a .csv or .parquet file. id_name: name of the ids in the data.
+        label_column: name of the labels; "label" if left out.
+        images: ids are names of files below a folder, and may not lead out of it.
+
+    Raises:
+        DataError: the file is missing, cannot be read, lacks a column, or gives an id two labels.
+    """
+    if path.is_dir():
+        raise DataError(f"The table of labels must be a file; {path} is a folder.")
+    if not checked(path).is_file():
+        raise DataError(f"The table of labels does not exist: {path}. Check the parameter labels.")
+    if not is_table(path):
+        endings = " or ".join(SUFFIXES)
+        raise DataError(f"Labels must be in a file that ends in {endings}; got {path.name}.")
+
+    def columns(names: Sequence[str], where: Path) -> tuple[str, str]:
+        return _label_columns(names, where, id_name, label_column)
+
+    labels: dict[str, str | None] = {}
+    conflicts: dict[str, set[str]] = {}
+    for number, (value, cell) in enumerate(read_pairs(path, columns), start=1):
+        if images:
+            name = path_below(value, number, path)
+        else:
+            name = "" if value is None else str(value).strip()
+        if not name:
+            raise DataError(f"Row {number} of {path} has no id. Fill it in, or delete the row.")
+        label = as_label(cell, path)
+        if labels.setdefault(name, label) != label:
+            conflicts.setdefault(name, {labels[name] or "no label"}).add(label or "no label")
+    if conflicts:
+        name, both = next(iter(conflicts.items()))
+        raise DataError(
+            f"{path} has different labels for {len(conflicts)} of its ids: {name!r} is "
+            f"{' and '.join(sorted(both))}. Keep one row for each id."
+        )
+    return {name: label for name, label in labels.items() if label is not None}
+
+
+def _label_columns(
+    names: Sequence[str], path: Path, id_name: str, label_column: str | None
+) -> tuple[str, str]:
+    """Return the columns of ids and labels in a table of labels."""
+    id_names = list(dict.fromkeys((id_name, *UsualColumns().ids)))
+    ids = next((name for name in id_names if name in names), None)
+    if ids is None:
+        raise DataError(
+            f"{path} must have a column of ids, named {' or '.join(map(repr, id_names))}; it has "
+            f"{listed(names, NAMES_IN_MESSAGE) or 'no columns'}. Rename one, and separate columns "
+            "by commas if the file is CSV."
+        )
+    label = label_column or LABEL
+    if label not in names:
+        reason = "named by the parameter label_column"
+        usual = "the usual name; choose another with label_column=..."
+        raise unknown_column(label, names, path, reason if label_column else usual)
+    return ids, label

@@ -1,9 +1,8 @@
-"""Evidence about labels before anybody has checked them: given labels are held out and predicted by
-the others.
+"""Evidence about labels before anybody has checked them: held-out labels predicted by the others.
 
 The model's own predictions are closed forms of one inverse: the labels of a fold are taken out of
 the posterior, while its hyper-parameters and class shares stay those of all labels, and rows that
-joined in self-training take no part. Other methods are fitted on the other folds.
+joined in self-training are not used. Other methods are fitted on the other folds.
 
 Held-out labels stand for the unlabelled rows, among which classes may have other shares than among
 the labels. So where precision, coverage and reliability are measured, a label of class c has the
@@ -19,40 +18,40 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
 from semigpc.estimator import LeftOutLabels, SemiGPClassifier
-from semigpc.estimator.peers import EMBEDDING_WIDTH, PEERS, fit_peer
+from semigpc.estimator.peers import EMBEDDING_WIDTH, PEERS, Peer, fit_peer
 from semigpc.gp.certainty import reliability
 from semigpc.gp.scales import draw_by_class
-
-MOST_LABELS = (
-    2000  # that other methods are compared on; of more, a like share of every class is drawn
+from semigpc.report.labeling_summary import (
+    Accepted,
+    Accuracy,
+    ClassEvidence,
+    Confusion,
+    Evidence,
+    Method,
+    Suspect,
 )
-COMPARED = (
-    "knn5",
-    "class_mean",
-    "logistic_balanced",
-)  # which take a second; benchmarks/estimator.py has more
-FEWEST = 10  # labels to hold out; from fewer nothing useful can be estimated
+
+# Labels that other methods are compared on; of more, the same share of every class is drawn.
+MOST_COMPARED_LABELS = 2000
+# Methods that take about a second; benchmarks/estimator.py has more.
+COMPARED = ("knn5", "class_mean", "logistic_balanced")
+FEWEST_HELD_OUT = 10  # labels; from fewer nothing useful can be estimated
 # Odds of 19 to 1 for another class than the given one. On six data sets with some 400 long-tailed
 # labels it lists 1.4% of them if all are right; with 2%, 5% and 10% of them wrong it finds 90%, 84%
 # and 70% of these, and 67%, 87% and 94% of what it lists is wrong (the draws of
 # benchmarks/suspects.py).
 SUSPICION = 0.95
 FOLDS = 5  # of the cross-validation
-SCORES = (
-    "accuracy",
-    "accuracy_std",
-    "balanced_accuracy",
-    "balanced_accuracy_std",
-)  # deviations are over the folds
 STAYS = -1  # the fold of a label that is never held out
 Z95 = 1.959963984540054  # normal quantile of a two-sided 95% interval
-POINTS, BINS = 50, 10  # of the curve of coverage against precision, and of the reliability diagram
+CURVE_POINTS = 50  # of coverage against precision
+RELIABILITY_BINS = 10
 
 Codes = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -68,16 +67,27 @@ class Interval95(NamedTuple):
     high: float | None
 
 
+class Scores(TypedDict):
+    """Accuracies with their deviations over the folds; balanced, each class counts the same."""
+
+    accuracy: float
+    accuracy_std: float
+    balanced_accuracy: float
+    balanced_accuracy_std: float
+
+
 class HeldOut(NamedTuple):
     """Predictions (m,) for m labels by models that did not see them.
 
     Attributes:
-        codes: the given classes. predicted: the predicted ones. confidence: of these.
+        rows: their row numbers. codes: the given classes.
+        predicted: the predicted classes. confidence: of these.
         open: whether it would get no label whatever the threshold: it is an outlier, or another
-            class is likelier.
+            class is more probable.
         folds: in which each was held out. weights: w_c of its class, with mean 1.
     """
 
+    rows: Codes
     codes: Codes
     predicted: Codes
     confidence: Floats
@@ -91,23 +101,34 @@ class HeldOut(NamedTuple):
         return np.equal(self.codes, self.predicted)
 
 
-def too_few(labels: NDArray[Any]) -> str:
-    """Return why evidence cannot be gathered from these labels (n,), in a sentence; empty if it
-    can.
+class CrossValidation(NamedTuple):
+    """What holding labels out has shown.
+
+    Attributes:
+        evidence: for summary.json; suspects are named by the model's row numbers.
+        confused: for each pair of classes, given and predicted, the row where the model was most
+            confident of it.
     """
+
+    evidence: Evidence
+    confused: dict[tuple[str, str], int]
+
+
+def too_few(labels: NDArray[Any]) -> str:
+    """Return why evidence cannot be gathered from these labels (n,); empty if it can."""
     counts = np.unique(labels, return_counts=True)[1]
     usable = int(counts[counts > 1].sum())
     if len(counts) < 2:
-        return "All labels are of one class, so there is nothing to measure: every label would be right."
-    if usable < FEWEST:
+        return "All labels are of one class, so every label would be right: nothing to measure."
+    if usable < FEWEST_HELD_OUT:
         return (
-            f"Only {usable} of the {len(labels)} given labels could be held out, as each class must keep one; it takes "
-            f"{FEWEST} to estimate how many of the new labels are right."
+            f"Only {usable} of the {len(labels)} given labels could be held out, as each class "
+            f"must keep one; it takes {FEWEST_HELD_OUT} to estimate the precision of new labels."
         )
     return ""
 
 
-def gather_evidence(
+def cross_validate(
     model: SemiGPClassifier,
     features: Features,
     labels: NDArray[Any],
@@ -115,84 +136,80 @@ def gather_evidence(
     *,
     seed: int = 0,
     progress: Progress | None = None,
-) -> dict[str, Any] | None:
+) -> CrossValidation:
     """Cross-validate a fitted model and its peers on the given labels.
 
     Args:
         model: fitted on all the labels.
-        features: (n, D) labelled rows, in the order of their row numbers. labels: (n,) text.
+        features: (n, D) labelled rows, in the order of their row numbers.
+        labels: (n,) text, for which :func:`too_few` returned no reason.
         unlabeled: (u, D) sample of the other rows, u may be 0.
         seed: decides which labels are held out in which of the FOLDS.
         progress: called with (steps done, steps in all); a step is one fold of one method.
-
-    Returns:
-        What ``semigpc.report.labeling_page`` draws, as plain numbers, text and lists; ``suspects``
-        are named by the model's row
-        numbers. None if there are too few labels: :func:`too_few` returns why.
     """
-    if too_few(labels):
-        return None
     start = time.perf_counter()
     names = model.classes_.astype(str)
     codes = np.searchsorted(names, labels.astype(str)).astype(np.int64)
     fold_of = assign_folds(codes, FOLDS, seed)
     held = _hold_out(model, len(unlabeled), fold_of)
-    own_seconds = time.perf_counter() - start
+    scores = score(held.codes, held.predicted, held.folds)
+    own = Method(
+        name="semigpc",
+        title="SemiGPC",
+        uses_unlabeled=True,
+        **scores,
+        seconds=time.perf_counter() - start,
+        failed=None,
+        remarks=[],
+    )
     drawn = _draw(codes, seed)
     drawn_folds = assign_folds(codes[drawn], FOLDS, seed) if len(drawn) < len(codes) else fold_of
-    steps, total = count(1), len(np.unique(drawn_folds[drawn_folds != STAYS])) * len(COMPARED)
+    steps = count(1)
+    total = len(np.unique(drawn_folds[drawn_folds != STAYS])) * len(COMPARED)
 
     def tick() -> None:
         if progress is not None:
             progress(next(steps), total)
 
     peers = compare_peers(features[drawn], codes[drawn], unlabeled, drawn_folds, tick=tick)
-    scores = score(held.codes, held.predicted, held.folds)
-    bins, error = reliability(held.confidence, held.right, bins=BINS, weights=held.weights)
-    own = {
-        "name": "semigpc",
-        "title": "SemiGPC",
-        "uses_unlabeled": True,
-        **scores,
-        "seconds": own_seconds,
-    }
-    return {
-        "folds": len(np.unique(held.folds)),
-        "seed": seed,
-        "labels": len(labels),
-        "used": len(drawn),
-        "held_out": len(held.codes),
-        "never_held_out": names[np.unique(codes[fold_of == STAYS])].tolist(),
-        "hyper_parameters": "of all labels",
-        "weighted": len(unlabeled) > 0,
-        "accuracy": {
-            **wilson(float(held.right.sum()), len(held.codes))._asdict(),
-            "std": scores["accuracy_std"],
-        },
-        "balanced_accuracy": {
-            **balanced_recall(held)._asdict(),
-            "std": scores["balanced_accuracy_std"],
-        },
-        "per_class": list(per_class(held, codes, names)),
-        "curve": [accepted(held, np.full(len(names), at)) for at in thresholds(held)],
-        "chosen": accepted(held, model.threshold_),
-        "reliability": bins,
-        "ece": error,
-        "confusions": confusions(held, names),
-        "suspects": find_suspects(model),
-        "preparation": preparation(features.shape[1]),
-        "peers": [{**own, "failed": None, "remarks": []}, *peers],
-        "seconds": time.perf_counter() - start,
-    }
+    plain = wilson(float(held.right.sum()), len(held.codes))
+    bins, ece = reliability(
+        held.confidence, held.right, bins=RELIABILITY_BINS, weights=held.weights
+    )
+    evidence = Evidence(
+        folds=len(np.unique(held.folds)),
+        seed=seed,
+        labels=len(labels),
+        used=len(drawn),
+        held_out=len(held.codes),
+        never_held_out=names[np.unique(codes[fold_of == STAYS])].tolist(),
+        hyper_parameters="of all labels",
+        weighted=len(unlabeled) > 0,
+        accuracy=_accuracy(plain, scores["accuracy_std"]),
+        balanced_accuracy=_accuracy(balanced_recall(held), scores["balanced_accuracy_std"]),
+        per_class=list(per_class(held, codes, names)),
+        curve=[accepted(held, np.full(len(names), at)) for at in thresholds(held)],
+        chosen=accepted(held, model.threshold_),
+        reliability=bins,
+        ece=ece,
+        confusions=confusions(held, names),
+        suspects=find_suspects(model),
+        preparation=preparation(features.shape[1]),
+        peers=[own, *peers],
+        seconds=time.perf_counter() - start,
+    )
+    return CrossValidation(evidence, confused_rows(held, names))
+
+
+def _accuracy(share: Interval95, std: float) -> Accuracy:
+    return Accuracy(value=share.value, low=share.low, high=share.high, std=std)
 
 
 def _draw(codes: Codes, seed: int) -> Codes:
-    """Return the places of the labels that peers are compared on, sorted: all up to MOST_LABELS,
-    else a like share.
-    """
-    if len(codes) <= MOST_LABELS:
+    """Return the places of the labels that peers are compared on, sorted."""
+    if len(codes) <= MOST_COMPARED_LABELS:
         return np.arange(len(codes))
-    wanted = np.maximum(2, np.bincount(codes) * MOST_LABELS // len(codes))
+    wanted = np.maximum(2, np.bincount(codes) * MOST_COMPARED_LABELS // len(codes))
     return draw_by_class(codes, wanted, np.random.default_rng(seed))
 
 
@@ -200,8 +217,7 @@ def _draw(codes: Codes, seed: int) -> Codes:
 
 
 def assign_folds(codes: Codes, folds: int, seed: int) -> Codes:
-    """Return the fold (n,) in which each label is held out, :data:`STAYS` for the only label of its
-    class.
+    """Return the fold (n,) in which each label is held out, or STAYS for the only one of a class.
 
     Every class is spread over the folds as evenly as possible, one class continuing where the last
     ended, so that folds are equally large and a class with two labels or more always keeps one to
@@ -223,15 +239,12 @@ def assign_folds(codes: Codes, folds: int, seed: int) -> Codes:
 
 
 def _hold_out(model: SemiGPClassifier, unlabeled: int, fold_of: Codes) -> HeldOut:
-    """Return predictions for the labels of each fold by the others; one at a time where several GPs
-    hold them.
-    """
-    left, held = (
-        model.leave_one_out(fold_of if model.engine_ == "exact" else None),
-        fold_of != STAYS,
-    )
+    """Predict the labels of each fold by the others; one label at a time for an ensemble of GPs."""
+    left = model.leave_one_out(fold_of if model.engine_ == "exact" else None)
+    held = fold_of != STAYS
     is_open = (left.variance > model.outlier_variance_) | (left.decided != left.likeliest)
     return HeldOut(
+        rows=left.rows[held],
         codes=left.codes[held],
         predicted=left.decided[held],
         confidence=left.confidence[held].astype(np.float64),
@@ -242,7 +255,7 @@ def _hold_out(model: SemiGPClassifier, unlabeled: int, fold_of: Codes) -> HeldOu
 
 
 def _weights(model: SemiGPClassifier, codes: Codes, unlabeled: int) -> Floats:
-    """Return w_c (m,) for held-out labels (m,), with mean 1; all 1 if there are no unlabelled rows."""
+    """Return w_c (m,) of held-out labels (m,), with mean 1; all 1 without unlabelled rows."""
     if not unlabeled:
         return np.ones(len(codes))
     weights = model.class_shares_[codes] / np.bincount(codes)[codes]
@@ -253,28 +266,26 @@ def _weights(model: SemiGPClassifier, codes: Codes, unlabeled: int) -> Floats:
 
 
 def wilson(successes: float, trials: float) -> Interval95:
-    """Return the share of successes with Wilson's 95% interval, which holds for few trials and for
-    shares near 0 and 1.
+    """Return the share of successes with Wilson's 95% interval, also for few trials.
 
-        (p + z^2/2n  -+  z sqrt(p (1 - p)/n + z^2/4n^2)) / (1 + z^2/n)        p = successes / n, n = trials
+        (p + z^2/2n  -+  z sqrt(p (1 - p)/n + z^2/4n^2)) / (1 + z^2/n)     p = successes / n
 
-    Neither need be whole, since weighted counts have an effective number of trials;
-    ``scipy.stats.binomtest`` requires it.
+    for n trials. Neither need be whole, since weighted counts have an effective number of trials;
+    ``scipy.stats.binomtest`` requires whole numbers.
     """
     if trials <= 0:
         return Interval95(None, None, None)
     p = min(1.0, successes / trials)
-    middle, spread = (
-        p + Z95**2 / (2 * trials),
-        Z95 * math.sqrt(p * (1 - p) / trials + (Z95 / (2 * trials)) ** 2),
-    )
+    middle = p + Z95**2 / (2 * trials)
+    spread = Z95 * math.sqrt(p * (1 - p) / trials + (Z95 / (2 * trials)) ** 2)
     scale = 1 + Z95**2 / trials
     return Interval95(p, max(0.0, (middle - spread) / scale), min(1.0, (middle + spread) / scale))
 
 
 def weighted_share(right: NDArray[np.bool_], weights: Floats) -> Interval95:
-    """Return the share of the weight (n,) that is ``right`` (n,), with the interval of (sum w)^2 /
-    sum w^2 trials (Kish).
+    """Return the share of the weights (n,) that is ``right`` (n,).
+
+    The interval is that of (sum w)^2 / sum w^2 trials (Kish).
     """
     total = float(weights.sum())
     if total <= 0:
@@ -283,50 +294,45 @@ def weighted_share(right: NDArray[np.bool_], weights: Floats) -> Interval95:
     return wilson(float(weights[right].sum()) / total * trials, trials)
 
 
-def score(codes: Codes, predicted: Codes, fold_of: Codes) -> dict[str, float]:
-    """Return the SCORES of predictions (n,) for held-out labels (n,); balanced, each class counts
-    the same.
-    """
+def score(codes: Codes, predicted: Codes, fold_of: Codes) -> Scores:
+    """Return accuracies of predictions (n,) for held-out labels (n,)."""
     right = codes == predicted
     by_fold = [fold_of == fold for fold in np.unique(fold_of)]
-    plain = [float(right[out].mean()) for out in by_fold]
-    balanced = [_balanced(codes[out], right[out]) for out in by_fold]
-    values = (
-        float(right.mean()),
-        float(np.std(plain)),
-        _balanced(codes, right),
-        float(np.std(balanced)),
-    )
-    return dict(zip(SCORES, values, strict=True))
+    return {
+        "accuracy": float(right.mean()),
+        "accuracy_std": float(np.std([float(right[out].mean()) for out in by_fold])),
+        "balanced_accuracy": _balanced(codes, right),
+        "balanced_accuracy_std": float(
+            np.std([_balanced(codes[out], right[out]) for out in by_fold])
+        ),
+    }
 
 
 def _balanced(codes: Codes, right: NDArray[np.bool_]) -> float:
-    counts, hits = np.bincount(codes), np.bincount(codes, weights=right)
+    counts = np.bincount(codes)
+    hits = np.bincount(codes, weights=right)
     return float((hits[counts > 0] / counts[counts > 0]).mean())
 
 
 def balanced_recall(held: HeldOut) -> Interval95:
-    """Return the mean recall; the half-widths of the classes' intervals, which are independent, add
-    in squares.
+    """Return the mean recall of the classes.
+
+    Half-widths of the classes' intervals, which are independent, add in squares.
     """
-    of_classes = [held.codes == c for c in np.unique(held.codes)]
-    shares = [
-        wilson(float(held.right[of_class].sum()), float(of_class.sum())) for of_class in of_classes
-    ]
-    value, low, high = (np.array(ends, dtype=np.float64) for ends in zip(*shares, strict=True))
-    down, up = (
-        float(np.sqrt(np.square(half).sum())) / len(value) for half in (value - low, high - value)
-    )
+    members = [held.codes == c for c in np.unique(held.codes)]
+    recalls = [wilson(float(held.right[own].sum()), float(own.sum())) for own in members]
+    value, low, high = (np.array(ends, dtype=np.float64) for ends in zip(*recalls, strict=True))
+    down = float(np.sqrt(np.square(value - low).sum())) / len(value)
+    up = float(np.sqrt(np.square(high - value).sum())) / len(value)
     mean = float(value.mean())
     return Interval95(mean, max(0.0, mean - down), min(1.0, mean + up))
 
 
-def per_class(held: HeldOut, codes: Codes, names: NDArray[np.str_]) -> Iterator[dict[str, Any]]:
-    """Yield recall and precision of each class with their intervals, None for a class that was
-    never held out.
-    """
+def per_class(held: HeldOut, codes: Codes, names: NDArray[np.str_]) -> Iterator[ClassEvidence]:
+    """Yield recall and precision of each class; None for a class that was never held out."""
     for c, name in enumerate(names.tolist()):
-        own, predicted = held.codes == c, held.predicted == c
+        own = held.codes == c
+        predicted = held.predicted == c
         recall = wilson(float(held.right[own].sum()), float(own.sum()))
         precision = Interval95(None, None, None)
         if own.any():
@@ -336,47 +342,44 @@ def per_class(held: HeldOut, codes: Codes, names: NDArray[np.str_]) -> Iterator[
             "given": int((codes == c).sum()),
             "held_out": int(own.sum()),
             "believed": int(predicted.sum()),
-            **dict(zip(("recall", "recall_low", "recall_high"), recall, strict=True)),
-            **dict(zip(("precision", "precision_low", "precision_high"), precision, strict=True)),
+            "recall": recall.value,
+            "recall_low": recall.low,
+            "recall_high": recall.high,
+            "precision": precision.value,
+            "precision_low": precision.low,
+            "precision_high": precision.high,
         }
 
 
 def thresholds(held: HeldOut) -> Floats:
-    """Return confidences that accept about POINTS evenly spaced shares of all that could get a
-    label, lowest first.
-    """
+    """Return confidences, rising, that accept about CURVE_POINTS evenly spaced shares."""
     usable = held.confidence[~held.open]
-    return (
-        np.unique(np.quantile(usable, np.linspace(0, 0.98, POINTS), method="lower"))
-        if len(usable)
-        else np.zeros(1)
-    )
+    if not len(usable):
+        return np.zeros(1)
+    return np.unique(np.quantile(usable, np.linspace(0, 0.98, CURVE_POINTS), method="lower"))
 
 
-def accepted(held: HeldOut, threshold: Floats) -> dict[str, float | int | None]:
-    """Return coverage and precision of labels with at least the confidence (C,) asked of their
-    class.
-    """
+def accepted(held: HeldOut, threshold: Floats) -> Accepted:
+    """Return coverage and precision of labels that reach the threshold (C,) of their class."""
     taken = (held.confidence >= threshold[held.predicted]) & ~held.open
     precision = weighted_share(held.right[taken], held.weights[taken])
     return {
         "threshold": float(threshold.min()),
         "accepted": int(taken.sum()),
         "coverage": float(held.weights[taken].sum() / held.weights.sum()),
-        **dict(zip(("precision", "low", "high"), precision, strict=True)),
+        "precision": precision.value,
+        "low": precision.low,
+        "high": precision.high,
     }
 
 
-def confusions(held: HeldOut, names: NDArray[np.str_]) -> list[dict[str, Any]]:
-    """Return pairs (given, predicted) that differ, with their number and share of the given class,
-    most frequent first.
-    """
+def confusions(held: HeldOut, names: NDArray[np.str_]) -> list[Confusion]:
+    """Return pairs of different classes, given and predicted, the most frequent first."""
     wrong = ~held.right
-    pairs, counts = np.unique(
-        np.stack([held.codes[wrong], held.predicted[wrong]], axis=1), axis=0, return_counts=True
-    )
+    both = np.stack([held.codes[wrong], held.predicted[wrong]], axis=1)
+    pairs, counts = np.unique(both, axis=0, return_counts=True)
     of_class = np.bincount(held.codes, minlength=len(names))
-    entries = [
+    entries: list[Confusion] = [
         {
             "true": str(names[a]),
             "believed": str(names[b]),
@@ -388,48 +391,52 @@ def confusions(held: HeldOut, names: NDArray[np.str_]) -> list[dict[str, Any]]:
     return sorted(entries, key=lambda pair: (-pair["count"], -pair["share"]))
 
 
+def confused_rows(held: HeldOut, names: NDArray[np.str_]) -> dict[tuple[str, str], int]:
+    """Return for each pair of different classes the row where the prediction is most confident."""
+    wrong = np.flatnonzero(~held.right)
+    wrong = wrong[np.argsort(held.confidence[wrong], kind="stable")]  # the last of a pair stays
+    return {
+        (str(names[held.codes[i]]), str(names[held.predicted[i]])): int(held.rows[i]) for i in wrong
+    }
+
+
 # Suspicious labels --------------------------------------------------------------------------------
 
 
-def suspicion(left: LeftOutLabels) -> NDArray[np.float64]:
-    """Return how much more the other labels speak for another class than for the given one g, for
-    each label (n,).
+def suspicion(left: LeftOutLabels) -> Floats:
+    """Return how much more the other labels support another class than the given one g, (n,).
 
         q_c / (q_c + q_g)        c the most probable class but g        q_c ~ n_c p_c
 
     with n_c the labels of class c. Where any label may be wrong, a larger share is wrong among the
-    labels of a small class, so that q, under the frequencies of the labels, finds wrong ones better
-    than p, under equal ones. -1 for the only label of a class, which no other label can check. O(n
-    C).
+    labels of a small class, so q, under the frequencies of the labels, finds wrong ones better than
+    p, under equal ones. -1 for the only label of a class, which no other label can check. O(n C).
     """
-    probs, own = left_out_probs(left), np.arange(len(left.codes))
+    probs = left_out_probs(left)
+    own = np.arange(len(left.codes))
     p_given = probs[own, left.codes]
     probs[own, left.codes] = 0.0
     p_other = probs.max(axis=1)
     is_only = np.bincount(left.codes, minlength=probs.shape[1])[left.codes] < 2
-    return np.where(is_only, -1.0, p_other / np.maximum(p_other + p_given, 1e-300))
+    suspicions: Floats = np.where(is_only, -1.0, p_other / np.maximum(p_other + p_given, 1e-300))
+    return suspicions
 
 
-def left_out_probs(left: LeftOutLabels) -> NDArray[np.float64]:
-    """Return q (n, C): the left-out probabilities under the frequencies of the labels in place of
-    equal ones.
-    """
-    weighted = left.proba.astype(np.float64) * np.bincount(
-        left.codes, minlength=left.proba.shape[1]
-    )
+def left_out_probs(left: LeftOutLabels) -> Floats:
+    """Return q (n, C): left-out probabilities under the frequencies of the labels."""
+    counts = np.bincount(left.codes, minlength=left.proba.shape[1])
+    weighted = left.proba.astype(np.float64) * counts
     return np.asarray(weighted / np.maximum(weighted.sum(axis=1, keepdims=True), 1e-300))
 
 
-def find_suspects(model: SemiGPClassifier) -> list[dict[str, Any]]:
-    """Return given labels that the other labels contradict, the most suspicious first:
-    :func:`suspicion` >= SUSPICION.
+def find_suspects(model: SemiGPClassifier) -> list[Suspect]:
+    """Return given labels with :func:`suspicion` >= SUSPICION, the most suspicious first.
 
-    Returns:
-        For each ``row`` (number), ``given, believed`` (text), their probabilities ``p_given,
-        p_believed`` by the other labels under the frequencies of the labels, and ``variance``.
+    Probabilities are those by the other labels, under the frequencies of the labels.
     """
     left = model.leave_one_out()
-    suspicions, probs = suspicion(left), left_out_probs(left)
+    suspicions = suspicion(left)
+    probs = left_out_probs(left)
     return [
         {
             "row": int(left.rows[i]),
@@ -454,46 +461,60 @@ def compare_peers(
     fold_of: Codes,
     *,
     tick: Callable[[], None] | None = None,
-) -> list[dict[str, Any]]:
-    """Predict the labels of each fold by every classifier of COMPARED; one that fails is reported
-    as failed.
+) -> list[Method]:
+    """Predict the labels of each fold by every classifier of COMPARED.
 
     Args:
         features: (n, D) labelled rows. codes: (n,) their classes. fold_of: (n,) from
             ``assign_folds``.
         unlabeled: (u, D) rows without labels, which count in means and deviations of the columns.
         tick: called after each fold of each peer.
-
-    Returns:
-        For each peer ``name, title, uses_unlabeled, seconds, failed`` (None or why), ``remarks``
-        (of scikit-learn), and ``accuracy, balanced_accuracy`` with their ``_std`` over folds, None
-        if it failed.
     """
-    results = []
+    return [
+        _measure_peer(PEERS[name], features, codes, unlabeled, fold_of, tick) for name in COMPARED
+    ]
+
+
+def _measure_peer(
+    peer: Peer,
+    features: Features,
+    codes: Codes,
+    unlabeled: Features,
+    fold_of: Codes,
+    tick: Callable[[], None] | None,
+) -> Method:
+    """Cross-validate one peer; an exception of scikit-learn becomes ``failed``."""
+    start = time.perf_counter()
     measured = fold_of != STAYS
-    for peer in (PEERS[name] for name in COMPARED):
-        predicted = np.full(len(codes), -1, dtype=np.int64)
-        remarks: dict[str, None] = {}
-        failed, start = None, time.perf_counter()
-        for fold in np.unique(fold_of[measured]):
-            out = fold_of == fold
-            try:
-                if failed is None:
-                    fitted = fit_peer(peer, features[~out], codes[~out], unlabeled)
-                    predicted[out] = fitted.predict(features[out])
-                    remarks |= dict.fromkeys(fitted.remarks)
-            except Exception as error:
-                failed = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            if tick is not None:
-                tick()
-        scores = None if failed else score(codes[measured], predicted[measured], fold_of[measured])
-        facts = {"name": peer.name, "title": peer.title, "uses_unlabeled": peer.uses_unlabeled}
-        facts |= scores or dict.fromkeys(SCORES)
-        results.append(
-            facts
-            | {"seconds": time.perf_counter() - start, "failed": failed, "remarks": list(remarks)}
-        )
-    return results
+    predicted = np.full(len(codes), -1, dtype=np.int64)
+    remarks: list[str] = []
+    failed = None
+    for fold in np.unique(fold_of[measured]):
+        out = fold_of == fold
+        try:
+            if failed is None:
+                fitted = fit_peer(peer, features[~out], codes[~out], unlabeled)
+                predicted[out] = fitted.predict(features[out])
+                remarks += [remark for remark in fitted.remarks if remark not in remarks]
+        except Exception as error:
+            failed = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        if tick is not None:
+            tick()
+    scores: Scores | None = None
+    if failed is None:
+        scores = score(codes[measured], predicted[measured], fold_of[measured])
+    return Method(
+        name=peer.name,
+        title=peer.title,
+        uses_unlabeled=peer.uses_unlabeled,
+        accuracy=scores and scores["accuracy"],
+        accuracy_std=scores and scores["accuracy_std"],
+        balanced_accuracy=scores and scores["balanced_accuracy"],
+        balanced_accuracy_std=scores and scores["balanced_accuracy_std"],
+        seconds=time.perf_counter() - start,
+        failed=failed,
+        remarks=remarks,
+    )
 
 
 def preparation(width: int) -> str:

@@ -1,23 +1,24 @@
 """Labels for all rows of a table, or all images of a folder, from the few that have one.
 
-    inputs    open the data, embed images, read the labels
+    open      a table, or images that are embedded first, and the given labels
     scan      pass 1: check ids, gather labelled rows and a sample of the others
     fit       the estimator, on those
-    outputs   pass 2: labels, confidence, variance, status and reasons, shard by shard; finished shards are kept if it stops.
-              Then labels.parquet, labels.csv, label_studio.json and .xml
+    outputs   pass 2: label, confidence, variance, status and reasons, shard by shard; finished
+              shards are kept if it stops. Then labels.parquet, labels.csv, label_studio.json and .xml
     evidence  cross-validation, for summary.json and report.html; project.json is written last
 
-Memory does not grow with the rows, except for some 32 bytes each while ids are compared.
+Memory does not grow with the rows, except for about 32 bytes each while ids are compared.
 """
 
 import json
 import time
 import warnings
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from importlib.metadata import version
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 
@@ -25,48 +26,234 @@ from semigpc.data.folder import ordered
 from semigpc.estimator import STATUSES, SemiGPClassifier
 from semigpc.estimator.promise import PROBABILITY
 from semigpc.io.atomic import facts_of, locked, read_json, write_json, write_text
-from semigpc.io.errors import DataError
+from semigpc.io.errors import DataError, ImageError
 from semigpc.io.parts import Key
+from semigpc.io.paths import is_image_name, unusable, walk
 from semigpc.io.text import listed
 from semigpc.labeling import outputs
-from semigpc.labeling.evidence import gather_evidence, too_few
-from semigpc.labeling.inputs import (
-    Inputs,
-    LabelSettings,
-    check_classes,
-    is_image_folder,
-    open_images,
-    table_inputs,
+from semigpc.labeling.columns import FILE_NAME, LABEL, ColumnOptions, read_label_table
+from semigpc.labeling.evidence import CrossValidation, cross_validate, too_few
+from semigpc.labeling.project import (
+    FILE,
+    VERSION,
+    ProjectSettings,
+    Written,
+    fitted_values,
+    read_settings,
 )
-from semigpc.labeling.project import FILE, VERSION, fitted_values, read_settings
-from semigpc.labeling.report_images import confused_rows, report_images
-from semigpc.labeling.scan import SAMPLE, LabelLookup, Progress, Scan, scan, silent
+from semigpc.labeling.scan import (
+    SAMPLE,
+    LabelLookup,
+    Progress,
+    Scan,
+    check_classes,
+    scan,
+    silent,
+)
 from semigpc.labeling.source import TableSource, open_source
-from semigpc.report.labeling_page import NO_IMAGES, write_labeling_report
+from semigpc.models.encoder import EmbedConfig, embed_folder
+from semigpc.report.labeling_page import NO_IMAGES, report_images, write_labeling_report
+from semigpc.report.labeling_summary import LabelingSummary, PromiseFacts
 
-SHARD, SHARD_BYTES = (
-    65_536,
-    2**28,
-)  # most rows, and bytes of embeddings, that are labelled at a time
+SHARD_ROWS = 65_536  # labelled at a time at most ...
+SHARD_BYTES = 2**28  # ... and fewer if their embeddings take more memory than this
+EMBEDDINGS = "embeddings.parquet"  # of images, inside the folder of the labels
 DATA = "data content"  # entry of the key that is known only when images are embedded
 NETWORK = ("model", "pretrained", "image_size", "precision")  # options that embeddings depend on
-LEARNED = (
-    "length_scale",
-    "noise_std",
-    "logit_scale",
-    "scaling",
-    "self_training",
-)  # parameters that fitting sets
-FEW_LABELS, LEAST_MORE = (
-    10,
-    2,
-)  # labels of a class to aim at where no class got a new one, and the fewest more to ask for
-NO_REPORT = "Nothing was held out, since --no-report left the cross-validation out."
+# Parameters that fitting sets.
+LEARNED = ("length_scale", "noise_std", "logit_scale", "scaling", "self_training")
+LABELS_TO_AIM_AT = 10  # of a class, where no class got a new label
+LEAST_MORE_LABELS = 2  # to ask for
+NO_REPORT = "Nothing was held out: cross-validation was skipped."
+
+
+# Settings and inputs ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelSettings:
+    """Options of ``semigpc label``.
+
+    Args:
+        data: a table, a folder of Parquet shards, or a folder of images. out: the folder to write.
+        labels: a table of labels; None if the data have a column of labels.
+        more_labels: further tables; a later one overrides the labels of earlier ones.
+        columns: names of columns, where they are not the usual ones.
+        images: folder of the images of a table, by the ids.
+        image_url: text that Label Studio puts before the name of an image.
+        target_precision, per_class, abstain, class_prior: those of
+            :class:`semigpc.estimator.SemiGPClassifier`.
+        seed: of the sample and the folds. skip_bad: leave out images and rows that cannot be used.
+        report: cross-validate, and write the page.
+        shard: rows labelled at a time; None chooses by memory.
+        embed: the network for images. follow_links: use links that lead out of ``data``.
+    """
+
+    data: Path
+    labels: Path | None
+    out: Path
+    more_labels: tuple[Path, ...] = ()
+    columns: ColumnOptions = field(default_factory=ColumnOptions)
+    images: Path | None = None
+    image_url: str | None = None
+    target_precision: float | None = 0.95
+    per_class: bool = False
+    abstain: float | None = None
+    class_prior: Literal["balanced", "estimated"] = "balanced"
+    seed: int = 0
+    skip_bad: bool = False
+    report: bool = True
+    shard: int | None = None
+    embed: EmbedConfig = field(default_factory=EmbedConfig)
+    follow_links: bool = False
+
+    @property
+    def data_columns(self) -> ColumnOptions:
+        """Return the columns of the data; its labels are not read if there is a table of labels."""
+        return self.columns if self.labels is None else replace(self.columns, label=None)
+
+
+class Inputs(NamedTuple):
+    """Opened inputs.
+
+    Attributes:
+        source: the rows. path, columns: to open the same rows again.
+        labels: by id; None if they are in the data. images: the folder of the images, or None.
+        notes: messages for the user.
+    """
+
+    source: TableSource
+    path: Path
+    columns: ColumnOptions
+    labels: dict[str, str] | None
+    images: Path | None
+    notes: list[str]
+
+
+def is_image_folder(path: Path, *, follow_links: bool = False) -> bool:
+    """Return whether a folder contains an image, at any depth."""
+    if not path.is_dir():
+        return False
+    return any(is_image_name(name) for name, _ in walk(path, follow_links=follow_links))
+
+
+def open_images(
+    settings: LabelSettings, *, overwrite: bool = False, progress: Progress = silent
+) -> Inputs:
+    """Check the labels of a folder of images, then embed the images, which may take hours.
+
+    Images that have an embedding already are not embedded again.
+
+    Raises:
+        DataError: an input is missing or cannot be used. ImageError: an image cannot be read.
+    """
+    if settings.labels is None:
+        raise DataError(
+            f"Images need a table of labels with the columns {FILE_NAME} and {LABEL}: labels=..."
+        )
+    if settings.columns.id or settings.columns.features:
+        raise DataError(
+            "The parameter id and the parameter features name columns of a table; "
+            f"{settings.data} is a folder of images."
+        )
+    root = settings.data.resolve()
+    labels = _image_labels(settings, root)
+    table = settings.out / EMBEDDINGS
+    embed = partial(
+        embed_folder,
+        root,
+        table,
+        settings.embed,
+        skip_bad=settings.skip_bad,
+        follow_links=settings.follow_links,
+        progress=progress,
+    )
+    try:
+        result = embed()  # also with overwrite=True: embeddings that still fit are used again
+    except DataError as error:
+        if isinstance(error, ImageError) or not overwrite:
+            raise
+        result = embed(overwrite=True)
+    bad = {name for name, _ in result.bad}
+    notes = []
+    if bad:
+        notes.append(
+            f"Images that could not be read and were left out: {len(bad)}; "
+            f"{EMBEDDINGS}.bad.txt lists them."
+        )
+    labels = {name: label for name, label in labels.items() if name not in bad}
+    return Inputs(open_source(table), table.resolve(), ColumnOptions(), labels, root, notes)
+
+
+def _image_labels(settings: LabelSettings, root: Path) -> dict[str, str]:
+    """Return the labels of images, all of which must exist."""
+    labels = _read_all_labels(settings, FILE_NAME, images=True)
+    missing = [
+        name
+        for name in labels
+        if not is_image_name(name) or unusable(root, name, follow_links=True) is not None
+    ]
+    if missing:
+        raise DataError(
+            f"{settings.labels} has labels for {len(missing)} images that are not in "
+            f"{settings.data}: {listed(missing, 3)}. Names must be relative to that folder; "
+            "correct them, add the files or delete the rows."
+        )
+    check_classes(list(labels.values()), settings.labels)
+    return labels
+
+
+def table_inputs(settings: LabelSettings, source: TableSource, path: Path) -> Inputs:
+    """Return a table that was opened at ``path`` together with its labels.
+
+    Raises:
+        DataError: there are no labels, or a column cannot be used.
+    """
+    if source.has_ids and source.id_name in outputs.COLUMNS:
+        raise DataError(
+            f"Column {source.id_name!r} cannot hold the ids: labels.csv has a column of that name. "
+            "Rename it."
+        )
+    if settings.images is not None and not settings.images.is_dir():
+        raise DataError(
+            f"The folder of images does not exist: {settings.images}. Check the parameter images."
+        )
+    notes = []
+    labels = None
+    if settings.labels is not None:
+        labels = _read_all_labels(settings, source.id_name)
+        if source.has_labels:
+            notes.append(
+                f"Labels were read from {settings.labels.name}; the column of labels in the data "
+                "was ignored."
+            )
+    elif not source.has_labels:
+        raise DataError(
+            f"There are no labels: {settings.data} has no column {LABEL!r}. Give a table of "
+            "labels with labels=..., or name the column with label_column=..."
+        )
+    images = settings.images.resolve() if settings.images is not None else None
+    return Inputs(source, path, settings.data_columns, labels, images, notes)
+
+
+def _read_all_labels(
+    settings: LabelSettings, id_name: str, *, images: bool = False
+) -> dict[str, str]:
+    """Return the labels of all tables; the last table that has an id decides."""
+    labels: dict[str, str] = {}
+    column = settings.columns.label
+    for path in (settings.labels, *settings.more_labels):
+        if path is not None:
+            labels |= read_label_table(path, id_name, label_column=column, images=images)
+    return labels
+
+
+# Labelling ----------------------------------------------------------------------------------------
 
 
 def label_data(
     settings: LabelSettings, *, overwrite: bool = False, progress: Progress | None = None
-) -> dict[str, Any]:
+) -> LabelingSummary:
     """Label all rows, write the folder, and return the content of summary.json.
 
     An identical call that was stopped continues where it was; after one that has finished, the
@@ -82,32 +269,20 @@ def label_data(
             is read-only.
     """
     if settings.out.exists() and not settings.out.is_dir():
-        raise DataError(f"--out must be a folder; {settings.out} is a file.")
+        raise DataError(f"The parameter out must be a folder; {settings.out} is a file.")
     with locked(settings.out):
         return _label_data(settings, overwrite, progress or silent)
 
 
-def _label_data(settings: LabelSettings, overwrite: bool, progress: Progress) -> dict[str, Any]:
+def _label_data(settings: LabelSettings, overwrite: bool, progress: Progress) -> LabelingSummary:
     began = time.monotonic()
-    of_images = is_image_folder(settings.data, follow_links=settings.follow_links)
-    key = labels_key(settings) | {
-        "network": [getattr(settings.embed, name) for name in NETWORK] if of_images else None
-    }
-    if not overwrite:
-        outputs.OutFolder(settings.out, key).check(ignoring=DATA)  # before images are embedded
-    if of_images:
-        inputs = open_images(settings, overwrite=overwrite, progress=progress)
-    else:
-        source = open_source(
-            settings.data, settings.data_columns, follow_links=settings.follow_links
-        )
-        inputs = table_inputs(settings, source, settings.data.resolve())
-    out = outputs.OutFolder(settings.out, key | {DATA: outputs.files_hash(inputs.source.files)})
-    written = {
-        "images": inputs.images and str(inputs.images),
-        "image_url": settings.image_url,
-        "report": settings.report,
-    }
+    inputs, key = _open_inputs(settings, overwrite, progress)
+    out = outputs.OutFolder(settings.out, key)
+    written = Written(
+        images=str(inputs.images) if inputs.images else None,
+        image_url=settings.image_url,
+        report=settings.report,
+    )
     finished = not overwrite and out.check()
     changed = out.altered() if finished else []
     earlier = _earlier_summary(out, written) if finished and not changed else None
@@ -115,10 +290,9 @@ def _label_data(settings: LabelSettings, overwrite: bool, progress: Progress) ->
         return earlier
 
     size = shard_rows(inputs.source, settings.shard)
-    lookup = LabelLookup(inputs.labels, settings.labels)
     gathered = scan(
         inputs.source,
-        lookup,
+        LabelLookup(inputs.labels, settings.labels),
         size=size,
         seed=settings.seed,
         skip_bad=settings.skip_bad,
@@ -127,88 +301,71 @@ def _label_data(settings: LabelSettings, overwrite: bool, progress: Progress) ->
     check_classes(gathered.labels, settings.labels or settings.data)
     progress("fitting", 0, None)
     model, notes = fit(gathered, settings)
-    kept = [name for name in changed if (settings.out / name).exists()]
     inputs.notes.extend(notes)
+    kept = [name for name in changed if (settings.out / name).exists()]
     inputs.notes.extend(
-        f"{name} was not as it had been written; it is kept as {name}{outputs.CHANGED}."
+        f"{name} was changed since it was written; it is kept as {name}{outputs.CHANGED}."
         for name in kept
     )
 
-    out.begin(
-        afresh=overwrite or finished
-    )  # not before: input that cannot be labelled must neither replace nor leave anything
+    # Not before: input that cannot be labelled must neither replace nor leave anything.
+    out.begin(afresh=overwrite or finished)
     parts = _label_parts(out, inputs, model, gathered, size, progress)
     studio = outputs.LabelStudio(inputs.images, settings.image_url, f"semigpc-{version('semigpc')}")
-    tally = outputs.write_tables(
-        map(out.read_part, range(parts)), out.parts, inputs.source.id_name, studio
-    )
-    classes = ordered(set(gathered.labels))
-    write_text(out.parts / "label_studio.xml", studio.interface(classes))
-    summary = summarise(settings, inputs, gathered, model, tally, progress) | {
-        "seconds": round(time.monotonic() - began, 3)
-    }
+    tables = map(out.read_part, range(parts))
+    tally = outputs.write_tables(tables, out.parts, inputs.source.id_name, studio)
+    write_text(out.parts / "label_studio.xml", studio.interface(ordered(set(gathered.labels))))
+    measured = measure(model, gathered, settings, progress)
+    summary = summarise(settings, inputs, gathered, model, tally, measured)
+    summary["seconds"] = round(time.monotonic() - began, 3)
     write_json(out.parts / "summary.json", summary)
     if settings.report:
-        images = NO_IMAGES
-        if inputs.images:
-            about = (
-                out.parts / "labels.parquet",
-                summary,
-                confused_rows(model, gathered, settings.seed),
-            )
-            images = report_images(inputs.images, *about, follow_links=settings.follow_links)
-        write_labeling_report(out.parts / "report.html", summary, images)
-    inside = inputs.path.is_relative_to(settings.out.resolve())
-    project = {
-        "version": VERSION,
-        "data": str(inputs.path.relative_to(settings.out.resolve()) if inside else inputs.path),
-        "labels": settings.labels and str(settings.labels.resolve()),
-        "columns": asdict(inputs.columns),
-        "id_name": inputs.source.id_name,
-        "images": written["images"],
-        "rows": gathered.rows,
-        "width": inputs.source.width,
-        "bad_rows": gathered.bad.tolist(),
-        "sample": SAMPLE,
-        "seed": settings.seed,
-        "follow_links": settings.follow_links,
-        "parameters": parameters(model),
-        "fitted": fitted_values(model),
-        "classes": classes,
-        "counts": summary["statuses"],
-        "written": written,
-        "key": out.key,
-        "files": facts_of(out.parts, (name for name in outputs.WRITTEN if name != FILE)),
-    }
-    write_json(out.parts / FILE, project)
+        _write_page(out.parts, inputs, gathered, summary, measured, settings)
+    project = _project_settings(out, settings, inputs, gathered, model, summary, written)
+    write_json(out.parts / FILE, {**project, "columns": asdict(project["columns"])})
     out.publish(kept)
     return summary
 
 
-def _earlier_summary(out: outputs.OutFolder, written: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the summary of a finished folder, whose hash was verified, if it has all outputs that
-    are wanted now.
-    """
+def _open_inputs(
+    settings: LabelSettings, overwrite: bool, progress: Progress
+) -> tuple[Inputs, Key]:
+    """Open the data and the labels; return also the key, all that the labels depend on."""
+    of_images = is_image_folder(settings.data, follow_links=settings.follow_links)
+    network = [getattr(settings.embed, name) for name in NETWORK] if of_images else None
+    key = labels_key(settings) | {"network": network}
+    if not overwrite:
+        outputs.OutFolder(settings.out, key).check(ignoring=DATA)  # before images are embedded
+    if of_images:
+        inputs = open_images(settings, overwrite=overwrite, progress=progress)
+    else:
+        columns = settings.data_columns
+        source = open_source(settings.data, columns, follow_links=settings.follow_links)
+        inputs = table_inputs(settings, source, settings.data.resolve())
+    return inputs, key | {DATA: outputs.files_hash(inputs.source.files)}
+
+
+def _earlier_summary(out: outputs.OutFolder, written: Written) -> LabelingSummary | None:
+    """Return the summary of a finished folder if it has all outputs that are wanted now."""
     earlier = read_settings(out.path)["written"]
+    if (earlier["images"], earlier["image_url"]) != (written["images"], written["image_url"]):
+        return None
     needed = [name for name in outputs.WRITTEN if name != "report.html" or written["report"]]
-    same = all(earlier.get(name) == written[name] for name in ("images", "image_url"))
-    if not same or not all((out.path / name).is_file() for name in needed):
+    if not all((out.path / name).is_file() for name in needed):
         return None
     out.remove_parts()
-    return read_json(
-        out.path / "summary.json", dict[str, Any], error=DataError, remedy=outputs.ADVICE
-    )
+    path = out.path / "summary.json"  # its hash was verified
+    summary = read_json(path, dict[str, Any], error=DataError, remedy=outputs.ADVICE)
+    return cast("LabelingSummary", summary)
 
 
 def shard_rows(source: TableSource, shard: int | None = None) -> int:
     """Return how many rows to label at a time: ``shard``, or as many as fit SHARD_BYTES."""
-    return shard or max(1, min(SHARD, SHARD_BYTES // (4 * source.width)))
+    return shard or max(1, min(SHARD_ROWS, SHARD_BYTES // (4 * source.width)))
 
 
 def fit(gathered: Scan, settings: LabelSettings) -> tuple[SemiGPClassifier, list[str]]:
-    """Fit the estimator on the labelled rows and the sample, by their row numbers; return it and
-    notes for the user.
-    """
+    """Fit the estimator on the labelled rows and the sample; return it and notes for the user."""
     model = SemiGPClassifier(
         target_precision=settings.target_precision,
         per_class=settings.per_class,
@@ -221,10 +378,9 @@ def fit(gathered: Scan, settings: LabelSettings) -> tuple[SemiGPClassifier, list
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         model.fit(np.concatenate([gathered.x, gathered.sample_x]), labels, rows=rows)
-    notes = [
-        str(warning.message) for warning in caught if issubclass(warning.category, UserWarning)
-    ]
-    notes += [] if model.engine_ == "exact" else [model.engine_reason_]
+    notes = [str(each.message) for each in caught if issubclass(each.category, UserWarning)]
+    if model.engine_ != "exact":
+        notes.append(model.engine_reason_)
     return model, [f"{note[:1].upper()}{note[1:]}" for note in notes]
 
 
@@ -250,12 +406,11 @@ def _label_parts(
 
 def labels_key(settings: LabelSettings, content: str = "") -> Key:
     """Return what the labels depend on besides the code; ``content`` is a hash of the data."""
+    tables = (settings.labels, *settings.more_labels)
     return {
         "data": str(settings.data.resolve()),
         DATA: content,
-        "labels content": [
-            outputs.content_hash(path) for path in (settings.labels, *settings.more_labels)
-        ],
+        "labels content": [outputs.content_hash(path) for path in tables],
         **{f"column of {name}": value for name, value in asdict(settings.columns).items()},
         "target precision": settings.target_precision,
         "per class": settings.per_class,
@@ -268,16 +423,87 @@ def labels_key(settings: LabelSettings, content: str = "") -> Key:
     }
 
 
+def _write_page(
+    folder: Path,
+    inputs: Inputs,
+    gathered: Scan,
+    summary: LabelingSummary,
+    measured: CrossValidation | None,
+    settings: LabelSettings,
+) -> None:
+    """Write report.html, with thumbnails if the rows are images."""
+    images = NO_IMAGES
+    if inputs.images:
+        id_of = dict(zip(gathered.labelled.tolist(), gathered.ids, strict=True))
+        confused = measured.confused if measured else {}
+        images = report_images(
+            inputs.images,
+            folder / "labels.parquet",
+            summary,
+            {pair: id_of[row] for pair, row in confused.items()},
+            follow_links=settings.follow_links,
+        )
+    write_labeling_report(folder / "report.html", summary, images)
+
+
+# What is written about the labels -----------------------------------------------------------------
+
+
+def _project_settings(
+    out: outputs.OutFolder,
+    settings: LabelSettings,
+    inputs: Inputs,
+    gathered: Scan,
+    model: SemiGPClassifier,
+    summary: LabelingSummary,
+    written: Written,
+) -> ProjectSettings:
+    """Return the content of project.json."""
+    folder = settings.out.resolve()
+    data = inputs.path.relative_to(folder) if inputs.path.is_relative_to(folder) else inputs.path
+    return {
+        "version": VERSION,
+        "data": str(data),
+        "labels": str(settings.labels.resolve()) if settings.labels else None,
+        "columns": inputs.columns,
+        "id_name": inputs.source.id_name,
+        "images": written["images"],
+        "rows": gathered.rows,
+        "width": inputs.source.width,
+        "bad_rows": gathered.bad.tolist(),
+        "sample": SAMPLE,
+        "seed": settings.seed,
+        "follow_links": settings.follow_links,
+        "parameters": parameters(model),
+        "fitted": fitted_values(model),
+        "classes": list(ordered(set(gathered.labels))),
+        "counts": summary["statuses"],
+        "written": written,
+        "key": out.key,
+        "files": facts_of(out.parts, (name for name in outputs.WRITTEN if name != FILE)),
+    }
+
+
 def parameters(model: SemiGPClassifier) -> dict[str, Any]:
-    """Return the parameters that make the same model without tuning: the learned values in place of
-    "auto".
-    """
+    """Return parameters that make the same model: the learned values in place of "auto"."""
     learned = {name: getattr(model, f"{name}_") for name in LEARNED}
     fixed = {"abstain": None, "target_precision": None}
-    plain: dict[str, Any] = json.loads(
-        json.dumps(model.get_params() | learned | fixed, default=float)
-    )
+    text = json.dumps(model.get_params() | learned | fixed, default=float)
+    plain: dict[str, Any] = json.loads(text)
     return plain
+
+
+def measure(
+    model: SemiGPClassifier, gathered: Scan, settings: LabelSettings, progress: Progress
+) -> CrossValidation | None:
+    """Cross-validate if ``settings.report`` is set and there are enough labels."""
+    labels = np.array(gathered.labels, dtype=object)
+    if not settings.report or too_few(labels):
+        return None
+    report = partial(progress, "cross-validating")
+    return cross_validate(
+        model, gathered.x, labels, gathered.sample_x, seed=settings.seed, progress=report
+    )
 
 
 def summarise(
@@ -286,23 +512,15 @@ def summarise(
     gathered: Scan,
     model: SemiGPClassifier,
     tally: outputs.Tally,
-    progress: Progress,
-) -> dict[str, Any]:
-    """Return summary.json as plain values, with the keys that :mod:`semigpc.report.labeling_page`
-    lists and a few more.
-
-    Cross-validates if ``settings.report`` is set.
-    """
-    labels = np.array(gathered.labels, dtype=object)
-    evidence = None
-    if settings.report:
-        report = partial(progress, "cross-validating")
-        evidence = gather_evidence(
-            model, gathered.x, labels, gathered.sample_x, seed=settings.seed, progress=report
-        )
+    measured: CrossValidation | None,
+) -> LabelingSummary:
+    """Return the content of summary.json; ``measured`` is the result of :func:`measure`."""
     classes = [str(name) for name in model.classes_]
     counts = Counter(gathered.labels)
-    ids = dict(zip(gathered.labelled.tolist(), gathered.ids, strict=True))
+    id_of = dict(zip(gathered.labelled.tolist(), gathered.ids, strict=True))
+    evidence = measured.evidence if measured else None
+    suspects = evidence["suspects"] if evidence else []
+    why_none = too_few(np.array(gathered.labels, dtype=object)) if settings.report else NO_REPORT
     return {
         "title": f"Labels for {settings.data.name}",
         "data": str(settings.data),
@@ -332,31 +550,27 @@ def summarise(
         "settings": _settings_facts(settings, inputs.source),
         "notes": _notes(inputs, gathered),
         "outliers": tally.outliers,
-        "suspects": [
-            {"id": ids[entry["row"]]} | entry for entry in (evidence or {}).get("suspects", [])
-        ],
+        "suspects": [{"id": id_of[suspect["row"]], **suspect} for suspect in suspects],
         "evidence": evidence,
-        "why_none": too_few(labels) if settings.report else NO_REPORT,
+        "why_none": why_none,
     }
 
 
 def promise_facts(
     model: SemiGPClassifier, settings: LabelSettings, tally: outputs.Tally
-) -> dict[str, Any] | None:
-    """Return what is promised of the labels given out, as plain values; None if nothing was asked
-    for.
+) -> PromiseFacts | None:
+    """Return what is promised about the new labels; None if no precision was requested.
 
-    ``target`` is asked for and kept with ``probability``; ``supported``, ``expected`` and
-    ``possible`` are those of :class:`semigpc.estimator.Promise`. ``without`` are the classes of
-    which no row got a label, and ``needed`` how many more labels would give each of them as many as
-    the classes have that got some; 10 in all where none did.
+    A class without new labels needs as many labels as the other classes have (their median), or
+    LABELS_TO_AIM_AT where no class got new labels.
     """
     promise = model.promise_
     if promise.target is None:
         return None
     counts = dict(zip(map(str, model.classes_), model.class_counts_.tolist(), strict=True))
     without = [name for name in ordered(counts) if not tally.pseudo[name]]
-    enough = int(np.median([n for name, n in counts.items() if tally.pseudo[name]] or [FEW_LABELS]))
+    successful = [count for name, count in counts.items() if tally.pseudo[name]]
+    enough = int(np.median(successful or [LABELS_TO_AIM_AT]))
     return {
         "target": promise.target,
         "probability": PROBABILITY,
@@ -366,19 +580,22 @@ def promise_facts(
         "possible": promise.possible,
         "labels": sum(counts.values()),
         "without": without,
-        "needed": {name: max(LEAST_MORE, enough - counts[name]) for name in without},
+        "needed": {name: max(LEAST_MORE_LABELS, enough - counts[name]) for name in without},
     }
 
 
-def _settings_facts(settings: LabelSettings, source: TableSource) -> dict[str, Any]:
+def _settings_facts(settings: LabelSettings, source: TableSource) -> dict[str, float | str | None]:
     names = source.columns.features
-    tables = ", ".join(str(path) for path in (settings.labels, *settings.more_labels))
+    features = names[0]
+    if len(names) > 1:
+        features = f"{len(names)} columns, {names[0]} to {names[-1]}"
+    labels = f"column {source.columns.label!r} of the data"
+    if settings.labels:
+        labels = ", ".join(str(path) for path in (settings.labels, *settings.more_labels))
     return {
-        "labels": tables if settings.labels else f"column {source.columns.label!r} of the data",
+        "labels": labels,
         "ids": source.id_name if source.has_ids else "row numbers",
-        "features": names[0]
-        if len(names) == 1
-        else f"{len(names)} columns, {names[0]} to {names[-1]}",
+        "features": features,
         "target precision": settings.target_precision,
         "for each class": settings.per_class,
         "abstain below": settings.abstain,
@@ -389,19 +606,18 @@ def _settings_facts(settings: LabelSettings, source: TableSource) -> dict[str, A
 
 def _notes(inputs: Inputs, gathered: Scan) -> list[str]:
     """Return sentences that the reader should see first."""
-    notes, counts = list(inputs.notes), Counter(gathered.labels)
+    notes = list(inputs.notes)
+    counts = Counter(gathered.labels)
     single = [name for name in ordered(counts) if counts[name] == 1]
     if single:
-        notes.append(f"Classes with a single label, of which little can be said: {listed(single)}.")
+        notes.append(f"Classes with a single label cannot be validated: {listed(single)}.")
     if len(gathered.bad):
-        kept = (
-            f"; {len(gathered.bad_labels)} of them keep the label that was given"
-            if gathered.bad_labels
-            else ""
-        )
+        kept = len(gathered.bad_labels)
+        exception = f"; {kept} of them keep their given label" if kept else ""
         notes.append(
-            f"Rows whose embedding is no finite number, and which were not labelled: {len(gathered.bad)}{kept}."
+            f"Rows left unlabelled, since their embedding contains NaN or infinity: "
+            f"{len(gathered.bad)}{exception}."
         )
     if len(gathered.labelled) + len(gathered.bad) == gathered.rows:
-        notes.append("Every row has a label already: nothing was left to label.")
+        notes.append("Every row already has a label: there was nothing to label.")
     return notes

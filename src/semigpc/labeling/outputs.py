@@ -49,6 +49,7 @@ from semigpc.io.parts import Folder, Key, Parts, key_difference
 from semigpc.io.text import spreadsheet_cell
 from semigpc.labeling.scan import Scan
 from semigpc.labeling.source import RowBatch, readable
+from semigpc.report.labeling_summary import Outlier
 
 TOP = 3  # reasons for each row
 COLUMNS = (
@@ -173,7 +174,7 @@ class Tally:
 
     statuses: Counter[str] = field(default_factory=Counter)
     pseudo: Counter[str] = field(default_factory=Counter)
-    outliers: list[dict[str, Any]] = field(default_factory=list)
+    outliers: list[Outlier] = field(default_factory=list)
 
     def add(self, table: pyarrow.Table, id_name: str) -> None:
         """Count a part of the table of labels."""
@@ -187,7 +188,7 @@ class Tally:
         )
         self._list(outliers.rename_columns(["id", "label", "confidence", "variance"]).to_pylist())
 
-    def _list(self, outliers: Iterable[dict[str, Any]]) -> None:
+    def _list(self, outliers: Iterable[Outlier]) -> None:
         self.outliers = sorted([*self.outliers, *outliers], key=lambda entry: -entry["variance"])[
             :LISTED
         ]

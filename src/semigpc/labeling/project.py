@@ -11,7 +11,7 @@ them as ``bad_rows``.
 import csv
 from collections.abc import Iterable, Sequence
 from functools import cached_property
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Annotated, Any, NotRequired
 
 import numpy as np
@@ -34,7 +34,7 @@ from semigpc.io.atomic import (
     shown,
 )
 from semigpc.io.errors import DataError
-from semigpc.io.paths import checked
+from semigpc.io.paths import checked, image_path
 from semigpc.io.text import spreadsheet_cell
 from semigpc.labeling.columns import ColumnOptions, Floats
 from semigpc.labeling.outputs import BULK_LABELS, COLUMNS, COMPLETE, PARTIAL
@@ -56,6 +56,15 @@ AGAIN = "Give the same semigpc label command again."
 REMAKE = "Put it back as it was, or give the same semigpc label command again with --overwrite."
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
+
+
+@with_config(RELAXED)
+class Written(TypedDict):
+    """Options that the outputs depend on, and the labels do not."""
+
+    images: PathText | None
+    image_url: str | None
+    report: bool
 
 
 @with_config(RELAXED)
@@ -83,7 +92,8 @@ class ProjectSettings(TypedDict):
     parameters: dict[str, Any]
     fitted: dict[str, float | list[float]]
     classes: list[str]
-    written: dict[str, Any]
+    counts: NotRequired[dict[str, Count]]
+    written: Written
     key: dict[str, Any]
 
 
@@ -260,19 +270,6 @@ class Project:
             if self.images is None
             else image_path(self.images, self.ids[row], self.settings["follow_links"])
         )
-
-
-def image_path(folder: Path, name: str, follow_links: bool) -> Path | None:
-    """Return the file of an id below a resolved folder, if it exists; outside of the folder only by
-    an allowed link.
-    """
-    try:
-        relative = PurePosixPath(name)
-        path = (folder / relative).resolve()
-        by_link = follow_links and not relative.is_absolute() and ".." not in relative.parts
-        return path if (path.is_relative_to(folder) or by_link) and path.is_file() else None
-    except (OSError, ValueError):  # no name that a file could have
-        return None
 
 
 def fitted_values(model: SemiGPClassifier) -> dict[str, Any]:

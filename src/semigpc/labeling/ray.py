@@ -43,19 +43,19 @@ import time
 import warnings
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow
 from pyarrow import parquet
 
-from semigpc.io.atomic import Facts, facts_of, locked
+from semigpc.io.atomic import facts_of, locked
 from semigpc.io.errors import DataError
 from semigpc.io.parts import (
     Address,
@@ -72,8 +72,16 @@ from semigpc.io.paths import reject_bad, unusable
 from semigpc.io.text import listed, printable
 from semigpc.io.threads import hold
 from semigpc.labeling.columns import ColumnOptions
-from semigpc.labeling.inputs import Inputs, LabelSettings, check_classes, table_inputs
-from semigpc.labeling.label import fit, labels_key, shard_rows, summarise
+from semigpc.labeling.label import (
+    Inputs,
+    LabelSettings,
+    fit,
+    labels_key,
+    measure,
+    shard_rows,
+    summarise,
+    table_inputs,
+)
 from semigpc.labeling.outputs import (
     ADVICE,
     BULK_LABELS,
@@ -89,11 +97,13 @@ from semigpc.labeling.scan import (
     LabelLookup,
     Progress,
     Scan,
+    check_classes,
     check_unique_ids,
     silent,
 )
-from semigpc.labeling.source import CHUNK, ParquetTable, RowBatch, TableSource
+from semigpc.labeling.source import READ_ROWS, ParquetTable, RowBatch, TableSource
 from semigpc.report.labeling_page import write_labeling_report
+from semigpc.report.labeling_summary import LabelingSummary
 
 # Up to so many rows ids are compared over all partitions: 8 bytes each on the driver.
 COMPARED_ROWS = 50_000_000
@@ -115,7 +125,7 @@ Task = Callable[[int], Any]  # from the number of a partition to a result
 
 def label_on_ray(
     settings: LabelSettings, *, overwrite: bool = False, progress: Progress | None = None
-) -> dict[str, Any]:
+) -> LabelingSummary:
     """Label all partitions of a folder, write as many, and return the content of summary.json.
 
     An identical call that was stopped continues with the partitions that are missing; after one
@@ -138,7 +148,7 @@ def label_on_ray(
         return _label_on_ray(settings, overwrite, progress or silent)
 
 
-def _label_on_ray(settings: LabelSettings, overwrite: bool, progress: Progress) -> dict[str, Any]:
+def _label_on_ray(settings: LabelSettings, overwrite: bool, progress: Progress) -> LabelingSummary:
     began = time.monotonic()
     partitions = Partitions(
         open_folder(settings.data), settings.data_columns, follow_links=settings.follow_links
@@ -173,9 +183,11 @@ def _label_on_ray(settings: LabelSettings, overwrite: bool, progress: Progress) 
         labeller.scan = replace(gathered, x=nothing, sample_x=nothing)  # workers need no sample
         size = shard_rows(partitions.source, settings.shard)
         facts = engine.label(partitions, out, labeller, size)
-    summary = summarise(settings, inputs, gathered, model, Tally.joined(facts), progress)
-    seconds = round(time.monotonic() - began, 3)
-    summary |= {"engine": "ray", "partitions": len(partitions), "seconds": seconds}
+    measured = measure(model, gathered, settings, progress)
+    summary = summarise(settings, inputs, gathered, model, Tally.joined(facts), measured)
+    summary["engine"] = "ray"
+    summary["partitions"] = len(partitions)
+    summary["seconds"] = round(time.monotonic() - began, 3)
     out.complete(summary, _page(summary) if settings.report else None)
     return summary
 
@@ -202,7 +214,7 @@ def _check_apart(settings: LabelSettings) -> None:
         raise DataError(f"The parameter out must be a folder; {out} is a file.")
 
 
-def _page(summary: dict[str, Any]) -> bytes:
+def _page(summary: LabelingSummary) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         write_labeling_report(Path(folder) / REPORT, summary)
         return (Path(folder) / REPORT).read_bytes()
@@ -437,13 +449,13 @@ class BulkFolder:
                     "out=..."
                 )
 
-    def summary(self, *, report: bool) -> dict[str, Any] | None:
+    def summary(self, *, report: bool) -> LabelingSummary | None:
         """Return the summary of a finished folder that is not altered; None if a report is wanted
         and there is none.
         """
         if report and not self.folder.exists(REPORT):
             return None
-        return self.folder.read_json(SUMMARY, ADVICE)
+        return cast("LabelingSummary | None", self.folder.read_json(SUMMARY, ADVICE))
 
     def altered(self) -> list[str]:
         """Return the outputs of a finished folder that are missing or changed; in an object store,
@@ -455,7 +467,7 @@ class BulkFolder:
             return sorted(current)
         return [name for name in files if current.get(name) != files[name]]
 
-    def _facts(self) -> Facts:
+    def _facts(self) -> Mapping[str, Mapping[str, Any]]:
         """Return the size and, on a disk, the hash of every output."""
         outputs = (SUMMARY, REPORT, f"{BULK_LABELS}/")
         files = self.folder.listed().items()
@@ -512,13 +524,19 @@ class BulkFolder:
             return None
         return facts | {"rows": rows} if isinstance(facts, dict) else None
 
-    def complete(self, summary: dict[str, Any], page: bytes | None) -> None:
+    def complete(self, summary: LabelingSummary, page: bytes | None) -> None:
         """Write the summary and the page and, last of all, mark the folder as complete."""
         self.folder.write_json(SUMMARY, summary)
         if page is not None:
             self.folder.write_bytes(REPORT, page)
-        counts = {name: summary[name] for name in ("rows", "partitions", "statuses")}
-        self.folder.write_json(COMPLETE, counts | {"key": self.key, "files": self._facts()})
+        facts = {
+            "rows": summary["rows"],
+            "partitions": summary["partitions"],
+            "statuses": summary["statuses"],
+            "key": self.key,
+            "files": self._facts(),
+        }
+        self.folder.write_json(COMPLETE, facts)
         self.folder.remove(PARTIAL, GATHERED)
 
     def save_scan(self, gathered: Scan) -> None:
@@ -714,10 +732,12 @@ class Gathering:
         source = self.partitions.source
         lookup = LabelLookup(self.labels)
         gathered = Gathered(source.width, self.seed, below=self.below)
-        for batch in self.partitions.batches(number, CHUNK):
+        for batch in self.partitions.batches(number, READ_ROWS):
             gathered.add(batch, lookup.of(batch.ids, batch.labels))
         if source.has_ids and gathered.rows:
-            check_unique_ids(self.partitions.part(number), np.concatenate(gathered.hashes), CHUNK)
+            check_unique_ids(
+                self.partitions.part(number), np.concatenate(gathered.hashes), READ_ROWS
+            )
         if not self.compares:
             gathered.hashes = []
         return gathered
@@ -728,7 +748,7 @@ class Gathering:
         """
         source = self.partitions.source
         if self.compares:
-            check_unique_ids(source, np.concatenate(gathered.hashes), CHUNK)
+            check_unique_ids(source, np.concatenate(gathered.hashes), READ_ROWS)
         counts = Counter(name for _, name, _ in gathered.labelled)
         repeated = next((name for name, count in counts.items() if count > 1), None)
         if source.has_ids and repeated is not None:

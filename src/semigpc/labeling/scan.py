@@ -1,8 +1,7 @@
-"""The first pass over the data: check ids, gather labelled rows and a sample of the others, and
-find bad rows.
+"""The first pass over the data: check ids, gather labelled rows and a sample, find bad rows.
 
-Memory: the labelled rows, the sample and one batch, however many rows there are, and some 32 bytes
-a row to compare ids, of which only hashes are kept.
+Memory: the labelled rows, the sample and one batch, however many rows there are, and about 32 bytes
+per row to compare ids, of which only hashes are kept.
 
 The sample does not depend on how rows are divided into batches or partitions. Every row has a key,
 a random number that depends on the seed and the row number alone, and the rows with the smallest
@@ -24,11 +23,11 @@ from semigpc.labeling.columns import Floats
 from semigpc.labeling.source import RowBatch, Rows, TableSource
 
 SAMPLE = 20_000  # unlabelled rows that the estimator is fitted on
-SHOWN = 3  # rows that a message names
+ROWS_IN_MESSAGE = 3
 
 Mask = NDArray[np.bool_]
-# The stage, how much of it is done, and of how much if that is known; with 0 the first is a message
-# that should stay visible.
+# Called with the stage, how much of it is done, and of how much if that is known. With 0 done of 0,
+# the stage is a message that should stay visible.
 Progress = Callable[[str, int, int | None], None]
 
 
@@ -42,12 +41,11 @@ class Scan:
 
     Attributes:
         rows: N.
-        labelled: (n,) row numbers, sorted; ids, labels: n each; x: (n, D) their embeddings, all
-            finite.
+        labelled: (n,) row numbers, sorted. ids, labels: n each. x: (n, D) embeddings, all finite.
         sample: (S,) row numbers, sorted; sample_x: (S, D), unlabelled.
-        bad: (b,) numbers of the rows with an embedding that is not finite, sorted; none of them is
-            among the others.
-        bad_labels: the labels that some of those have, by row number.
+        bad: (b,) numbers of the rows whose embedding is not finite, sorted; they are in none of the
+            other lists.
+        bad_labels: labels given for bad rows, by row number.
     """
 
     rows: int
@@ -81,12 +79,11 @@ def scan(
         gathered.add(batch, lookup.of(batch.ids, batch.labels))
         progress("reading", gathered.rows, source.rows)
     if not gathered.rows:
-        raise DataError(f"{source.files[0]} holds no rows. Nothing can be labelled.")
+        raise DataError(f"{source.files[0]} has no rows, so there is nothing to label.")
     if source.has_ids:
         check_unique_ids(source, np.concatenate(gathered.hashes), size)
-    lookup.check(
-        source.files[0] if len(source.files) == 1 else source.files[0].parent, gathered.some_ids
-    )
+    data = source.files[0] if len(source.files) == 1 else source.files[0].parent
+    lookup.check(data, gathered.some_ids)
     if not skip_bad:
         gathered.check_finite(source)
     return gathered.result()
@@ -100,13 +97,12 @@ class LabelLookup:
     """
 
     def __init__(self, labels: dict[str, str] | None, path: Path | None = None) -> None:
-        self.labels, self._path = labels, path
+        self.labels = labels
+        self._path = path
         self._unused = set(labels or ())
 
     def of(self, ids: Sequence[str], own: Sequence[str | None] | None) -> list[str | None]:
-        """Return the label of each row or None; ``own`` are the labels in the data, if there is a
-        column of them.
-        """
+        """Return the label of each row or None; ``own`` are the labels in the data, if any."""
         if self.labels is None:
             return list(own) if own is not None else [None] * len(ids)
         labels = [self.labels.get(name) for name in ids]
@@ -120,10 +116,23 @@ class LabelLookup:
         unknown = [name for name in self.labels or () if name in self._unused]
         if unknown:
             raise DataError(
-                f"{self._path} has labels for rows that are not in {data}, {len(unknown)} in all: {listed(unknown, 3)}. Ids "
-                f"there look like {' and '.join(map(repr, some_ids[:2]))}. Mend the names, name the right column of ids "
-                "(--id), or delete the rows."
+                f"{self._path} has labels for {len(unknown)} ids that are not in {data}: "
+                f"{listed(unknown, ROWS_IN_MESSAGE)}. Ids in the data look like "
+                f"{' and '.join(map(repr, some_ids[:2]))}. Correct the names, choose another "
+                "column of ids with id=..., or delete the rows."
             )
+
+
+def check_classes(labels: Sequence[str], where: object) -> None:
+    """Raise a DataError unless there are labels of at least two classes."""
+    classes = sorted(set(labels))
+    if not classes:
+        raise DataError(f"{where} has no labels. Label a few rows of each class first.")
+    if len(classes) == 1:
+        raise DataError(
+            f"All labels of {where} are {classes[0]!r}; at least two classes are needed. "
+            "Label a few rows of another class."
+        )
 
 
 class Gathered:
@@ -150,14 +159,12 @@ class Gathered:
         chosen = np.flatnonzero(finite & has_label)
         self.labelled += [(batch.first + int(i), batch.ids[i], str(labels[i])) for i in chosen]
         self._x.append(batch.x[chosen])
-        self.bad += [
-            (batch.first + int(i), batch.ids[i], labels[i]) for i in np.flatnonzero(~finite)
-        ]
-        digests = (
-            blake2b(name.encode(), digest_size=8).digest() for name in batch.ids
-        )  # the same in every process
+        bad = np.flatnonzero(~finite).tolist()
+        self.bad += [(batch.first + i, batch.ids[i], labels[i]) for i in bad]
+        # Unlike hash(), blake2b gives the same value in every process.
+        digests = (blake2b(name.encode(), digest_size=8).digest() for name in batch.ids)
         self.hashes.append(np.frombuffer(b"".join(digests), np.int64))
-        self.some_ids = self.some_ids or batch.ids[:SHOWN]
+        self.some_ids = self.some_ids or batch.ids[:ROWS_IN_MESSAGE]
         self.rows += len(batch.ids)
 
     def absorb(self, other: "Gathered") -> None:
@@ -171,19 +178,20 @@ class Gathered:
         self.rows += other.rows
 
     def check_finite(self, source: TableSource) -> None:
-        """Raise a DataError that names rows with an embedding that is not finite, if there are any."""
-        if self.bad:
-            shown = "; ".join(
-                f"{source.place(row)} (id {name!r})" for row, name, _ in self.bad[:SHOWN]
-            )
-            more = f" and {len(self.bad) - SHOWN} more" if len(self.bad) > SHOWN else ""
-            raise DataError(
-                f"Embeddings must be finite numbers within the range of float32; they are not in {shown}{more}. "
-                "Mend or remove such rows, or go on without them: --skip-bad."
-            )
+        """Raise a DataError if some embeddings contain NaN or infinity."""
+        if not self.bad:
+            return
+        first = self.bad[:ROWS_IN_MESSAGE]
+        shown = "; ".join(f"{source.place(row)} (id {name!r})" for row, name, _ in first)
+        rest = len(self.bad) - len(first)
+        more = f" and {rest} more" if rest else ""
+        raise DataError(
+            f"Embeddings must be finite in float32; {shown}{more} contain NaN or infinity. "
+            "Correct or remove these rows, or leave them out with skip_bad=True."
+        )
 
     def result(self) -> Scan:
-        """Return all of it."""
+        """Return the result of the pass."""
         return Scan(
             rows=self.rows,
             labelled=np.array([row for row, _, _ in self.labelled], dtype=np.int64),
@@ -198,8 +206,9 @@ class Gathered:
 
 
 def check_unique_ids(source: TableSource, hashes: Rows, size: int) -> None:
-    """Raise a DataError for an id that occurs twice; ids of equal hashes (N,) are read again, as
-    two may share one.
+    """Raise a DataError for an id that occurs twice.
+
+    Rows of equal hashes (N,) are read again, since two ids may share a hash.
     """
     order = np.argsort(hashes, kind="stable")
     same = hashes[order][1:] == hashes[order][:-1]
@@ -217,24 +226,21 @@ def check_unique_ids(source: TableSource, hashes: Rows, size: int) -> None:
     if repeated:
         name, row = next(iter(repeated.items()))
         raise DataError(
-            f"Every row needs an id of its own; {len(repeated)} ids occur more than once, such as {name!r} in "
-            f"{source.place(first_row[name])} and {source.place(row)}. Rename or remove them, or choose another column by --id."
+            f"Ids must be unique; {len(repeated)} occur more than once, such as {name!r} in "
+            f"{source.place(first_row[name])} and {source.place(row)}. Rename or remove them, or "
+            "choose another column with id=..."
         )
 
 
 def keys_of(first: int, count: int, seed: int) -> NDArray[np.float64]:
-    """Return the keys of ``count`` rows from number ``first`` on, uniform in [0, 1): one step of
-    the generator each.
-    """
+    """Return the keys of ``count`` rows from number ``first`` on, uniform in [0, 1)."""
     bits = np.random.PCG64(seed)
-    bits.advance(first)
+    bits.advance(first)  # one step for each row
     return np.random.Generator(bits).random(count)
 
 
 def sample_rows(eligible: Mask, size: int, seed: int) -> Rows:
-    """Return the numbers of at most ``size`` of the rows marked in ``eligible`` (N,), sorted: those
-    that a Sample keeps.
-    """
+    """Return the numbers of the rows that a Sample keeps of those in ``eligible`` (N,), sorted."""
     rows = np.flatnonzero(eligible)
     keys = keys_of(0, len(eligible), seed)[rows]
     return np.sort(rows[np.argsort(keys, kind="stable")[:size]])
@@ -245,18 +251,20 @@ class Sample:
 
     Args:
         size: rows to keep. width: D. seed: decides which.
-        below: rows with a larger key are left out; for callers that know that there are enough
-            smaller ones.
+        below: rows with a larger key are left out; for callers that know that enough smaller ones
+            exist.
     """
 
     def __init__(self, size: int, width: int, seed: int, below: float = np.inf) -> None:
-        self.size, self.seed, self.below = size, seed, below
+        self.size = size
+        self.seed = seed
+        self.below = below
         self.rows = np.empty(0, dtype=np.int64)
         self.x = np.empty((0, width), dtype=np.float32)
         self._keys = np.empty(0)
 
     def __len__(self) -> int:
-        """Return the rows kept so far."""
+        """Return how many rows have been kept so far."""
         return len(self.rows)
 
     def add(self, first: int, eligible: Mask, x: Floats) -> None:
@@ -274,7 +282,8 @@ class Sample:
     def _merge(self, keys: NDArray[np.float64], rows: Rows, x: Floats) -> None:
         all_keys = np.concatenate([self._keys, keys])
         kept = np.sort(np.argsort(all_keys, kind="stable")[: self.size])
-        old, new = kept[kept < len(self)], kept[kept >= len(self)] - len(self)
+        old = kept[kept < len(self)]
+        new = kept[kept >= len(self)] - len(self)
         self.x = np.concatenate([self.x[old], x[new]])
         self.rows = np.concatenate([self.rows[old], rows[new]])
         self._keys = all_keys[kept]

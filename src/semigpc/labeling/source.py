@@ -1,5 +1,4 @@
-"""Tables of embeddings: files of any kind, alone or as a folder of shards, streamed in batches of
-one size and read at random.
+"""Tables of embeddings, in one file or a folder of shards: streamed in batches, or read by row.
 
 Ids are text everywhere; without a column of ids they are the row numbers. Rows are numbered from 0
 over all shards in the order of their names; messages count them from 1 in the file that holds them.
@@ -37,11 +36,11 @@ from semigpc.labeling.columns import (
     unknown_column,
 )
 
-CHUNK = 8192  # rows read from a file at a time; batches are put together from these
-BUFFER = (
-    2**20
-)  # bytes of a Parquet column read at a time, so that a row group of any size takes little memory
-BLOCK = 2**24  # bytes of a CSV file parsed at a time; no row may be longer
+READ_ROWS = 8192  # read from a file at a time; batches are put together from these
+# Read of a Parquet column at a time, so that a row group of any size takes little memory.
+PARQUET_BUFFER_BYTES = 2**20
+CSV_BLOCK_BYTES = 2**24  # parsed at a time; no row may be longer
+REASON_LENGTH = 300  # characters of pyarrow's message that ours repeats
 ROW_NUMBER = "id"  # name of the ids where there is no column of ids
 # OverflowError and LookupError: dates and time zones that Python cannot represent.
 UNREADABLE = (pyarrow.ArrowException, OSError, ValueError, OverflowError, LookupError)
@@ -54,12 +53,12 @@ NumberedBatches = Iterator[tuple[int, pyarrow.RecordBatch]]  # each with the num
 
 
 class TableFile(ABC):
-    """One file with a table; a subclass for each kind of file.
+    """One file with a table; one subclass per kind of file.
 
     Attributes:
-        path: of the file. schema: of the table. usual: names that columns usually have in such
-            files.
-        rows: how many; None where only reading the whole file would show it (Arrow, CSV).
+        path: of the file. schema: of the table.
+        rows: how many; None where this takes reading the whole file (Arrow, CSV).
+        usual: names that columns usually have in such files.
     """
 
     path: Path
@@ -69,24 +68,28 @@ class TableFile(ABC):
 
     @abstractmethod
     def batches(self, columns: Columns, size: int, within: Rows | None = None) -> NumberedBatches:
-        """Yield all rows in order, at most ``size`` at a time; batches without a row of ``within``
-        (sorted) may be left out.
+        """Yield all rows in order, at most ``size`` at a time.
+
+        Batches without a row of ``within`` (sorted) may be left out.
         """
 
 
 @contextmanager
 def readable(path: Path, kind: str, advice: str, names: Sequence[str] = ()) -> Iterator[None]:
-    """Turn an error of reading into a DataError that names the file and, of CSV, the column:
-    pyarrow reports its number.
+    """Turn an error of reading into a DataError that names the file.
+
+    Args:
+        path, kind: of the file. advice: what to do, for the message.
+        names: of the columns of a CSV file; pyarrow reports the number of a column.
     """
     try:
         yield
     except FileNotFoundError as error:
-        raise DataError(f"The table is not there: {path}. Check the path.") from error
+        raise DataError(f"The table does not exist: {path}. Check the path.") from error
     except UNREADABLE as error:
         if isinstance(error, DataError):
             raise
-        text = " ".join(str(error).split())[:300].rstrip(".")
+        text = " ".join(str(error).split())[:REASON_LENGTH].rstrip(".")
         number = re.search(r"CSV column #(\d+)", text)
         if number and int(number[1]) < len(names):
             text = text.replace(number[0], f"column {names[int(number[1])]!r}")
@@ -96,7 +99,7 @@ def readable(path: Path, kind: str, advice: str, names: Sequence[str] = ()) -> I
 def _validated(batch: pyarrow.RecordBatch, names: Sequence[str]) -> pyarrow.RecordBatch:
     """Return the named columns after checking every offset, index and text in them; O(values).
 
-    No value may be used before: in a damaged file offsets point outside of the buffers, and the
+    Values must not be used before: offsets of a damaged file may point outside the buffers, and the
     process would crash.
     """
     chosen = batch.select(names)
@@ -105,40 +108,38 @@ def _validated(batch: pyarrow.RecordBatch, names: Sequence[str]) -> pyarrow.Reco
 
 
 def _decoded(schema: pyarrow.Schema) -> pyarrow.Schema:
-    """Return the schema after decoding its names, which raises an error if damage has left names
-    that are not UTF-8.
-    """
+    """Return the schema after decoding its names, which raises if some are not UTF-8."""
     assert len(schema.names) == len(schema)
     return schema
 
 
 def _check_count(rows: int, expected: int) -> None:
     if rows != expected:
-        raise pyarrow.ArrowInvalid(f"it says that it holds {expected} rows and holds {rows}")
+        raise pyarrow.ArrowInvalid(f"its header promises {expected} rows, but it has {rows}")
 
 
 class ParquetTable(TableFile):
-    """A Parquet file, streamed page by page; from an object store a whole row group is fetched at
-    once.
+    """A Parquet file, streamed page by page, or by row group from an object store.
 
     Args:
-        path: of the file, for messages. store: the file system that holds it; None for this
-            machine's.
+        path: of the file, for messages.
+        store: the file system that holds it; None for this machine's.
         location: its path in ``store``.
     """
 
-    _advice = "It may be truncated, or no Parquet file at all: write it again, or take it out of the folder."
+    _advice = "It may be truncated, or not a Parquet file: write it again, or remove it."
 
     def __init__(self, path: Path, store: fs.FileSystem | None = None, location: str = "") -> None:
-        self.path, self._store, self._location = path, store, location or str(path)
+        self.path = path
+        self._store = store
+        self._location = location or str(path)
         with readable(path, "Parquet", self._advice), self._open() as file:
             self.schema = _decoded(file.schema_arrow)
-            groups = [
-                file.metadata.row_group(g).num_rows for g in range(file.metadata.num_row_groups)
-            ]
-            _check_count(sum(groups), file.metadata.num_rows)
+            facts = file.metadata
+            groups = [facts.row_group(g).num_rows for g in range(facts.num_row_groups)]
+            _check_count(sum(groups), facts.num_rows)
             if min(groups, default=0) < 0:
-                raise pyarrow.ArrowInvalid(f"a row group says that it holds {min(groups)} rows")
+                raise pyarrow.ArrowInvalid(f"a row group claims to have {min(groups)} rows")
         self.starts = np.cumsum([0, *groups]).astype(np.int64)
         self.rows = int(self.starts[-1])
 
@@ -154,45 +155,39 @@ class ParquetTable(TableFile):
         reading = {
             "page_checksum_verification": True,
             "pre_buffer": not is_local,
-            "buffer_size": BUFFER if is_local else 0,
+            "buffer_size": PARQUET_BUFFER_BYTES if is_local else 0,
         }
         with readable(self.path, "Parquet", self._advice), self._open(**reading) as file:
             for group in groups:
-                first = int(self.starts[group])
+                start, end = self.starts[group : group + 2].tolist()
+                first = start
                 for batch in file.iter_batches(size, row_groups=[group], columns=columns.names):
                     yield first, _validated(batch, columns.names)
                     first += batch.num_rows
-                _check_count(
-                    first - int(self.starts[group]),
-                    int(self.starts[group + 1] - self.starts[group]),
-                )
+                _check_count(first - start, end - start)
 
 
 class ArrowTable(TableFile):
-    """An Arrow file, also called Feather, or an Arrow stream; mapped into memory and read where it
-    is used.
-    """
+    """An Arrow file, also called Feather, or an Arrow stream, mapped into memory."""
 
-    _advice = "It may be truncated, or no Arrow file at all: write it again."
+    _advice = "It may be truncated, or not an Arrow file: write it again."
 
     def __init__(self, path: Path) -> None:
         self.path = path
         with readable(path, "Arrow", self._advice), pyarrow.memory_map(str(path)) as file:
             self._is_stream = file.read(6) != b"ARROW1"
             file.seek(0)
-            self.schema = _decoded(
-                (ipc.open_stream(file) if self._is_stream else ipc.open_file(file)).schema
-            )
+            reader = ipc.open_stream(file) if self._is_stream else ipc.open_file(file)
+            self.schema = _decoded(reader.schema)
 
     def batches(self, columns: Columns, size: int, within: Rows | None = None) -> NumberedBatches:  # noqa: ARG002
         first = 0
         with readable(self.path, "Arrow", self._advice), pyarrow.memory_map(str(self.path)) as file:
-            reader = ipc.open_stream(file) if self._is_stream else ipc.open_file(file)
-            batches = (
-                iter(reader)
-                if self._is_stream
-                else map(reader.get_batch, range(reader.num_record_batches))
-            )
+            if self._is_stream:
+                batches = iter(ipc.open_stream(file))
+            else:
+                reader = ipc.open_file(file)
+                batches = map(reader.get_batch, range(reader.num_record_batches))
             for batch in batches:
                 yield from _slices(_validated(batch, columns.names), size, first)
                 first += len(batch)
@@ -203,9 +198,9 @@ def _slices(batch: pyarrow.RecordBatch, size: int, first: int = 0) -> NumberedBa
 
 
 class CsvTable(TableFile):
-    """A CSV file in UTF-8 with a line of names. The first block decides which columns hold numbers."""
+    """A CSV file in UTF-8 with a header; the first block decides which columns hold numbers."""
 
-    _advice = "Save it as comma-separated UTF-8 text with a line of names."
+    _advice = "Save it as comma-separated UTF-8 text with a header line."
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -217,7 +212,7 @@ class CsvTable(TableFile):
                 f"{path} has a single column, {names[0]!r}. Separate columns by commas."
             )
         if all(pyarrow.types.is_null(field.type) for field in self.schema):
-            raise DataError(f"{path} holds no rows. Nothing can be labelled.")
+            raise DataError(f"{path} has no rows, so there is nothing to label.")
 
     def batches(self, columns: Columns, size: int, within: Rows | None = None) -> NumberedBatches:  # noqa: ARG002
         types = dict.fromkeys(columns.names, pyarrow.string())  # so that an id of 007 stays one
@@ -225,10 +220,8 @@ class CsvTable(TableFile):
             kind = self.schema.field(name).type
             types[name] = kind if pyarrow.types.is_boolean(kind) else pyarrow.float32()
         first = 0
-        with (
-            readable(self.path, "CSV", self._advice, self.schema.names),
-            self._open(types, list(types)) as reader,
-        ):
+        errors = readable(self.path, "CSV", self._advice, self.schema.names)
+        with errors, self._open(types, list(types)) as reader:
             for batch in reader:
                 yield from _slices(batch, size, first)
                 first += len(batch)
@@ -236,21 +229,18 @@ class CsvTable(TableFile):
     def _open(
         self, types: dict[str, pyarrow.DataType], columns: list[str] | None
     ) -> csv.CSVStreamingReader:
-        return csv.open_csv(
-            self.path,
-            csv.ReadOptions(block_size=BLOCK),
-            csv.ParseOptions(newlines_in_values=True),
-            csv.ConvertOptions(
-                column_types=types, include_columns=columns, strings_can_be_null=False
-            ),
+        reading = csv.ReadOptions(block_size=CSV_BLOCK_BYTES)
+        parsing = csv.ParseOptions(newlines_in_values=True)
+        conversion = csv.ConvertOptions(
+            column_types=types, include_columns=columns, strings_can_be_null=False
         )
+        return csv.open_csv(self.path, reading, parsing, conversion)
 
 
 class NpzTable(TableFile):
-    """Arrays in a file of ``numpy.savez``, equally long: the embeddings (N, D) and, optionally, ids
-    (N,) and labels (N,).
+    """A file of ``numpy.savez``: embeddings (N, D) and, optionally, ids (N,) and labels (N,).
 
-    All of it is read into memory; objects that would need unpickling are an error.
+    All of it is read into memory; arrays that need unpickling are an error.
     """
 
     usual = UsualColumns(
@@ -265,35 +255,29 @@ class NpzTable(TableFile):
         if len({len(values) for values in arrays.values()}) > 1:
             lengths = ", ".join(f"{name} has {len(values)}" for name, values in arrays.items())
             raise DataError(
-                f"The arrays of {path} must be equally long, one row each; {lengths}. Take out what is no column."
+                f"The arrays of {path} must be equally long; {lengths}. Remove the others."
             )
-        self._batch = pyarrow.RecordBatch.from_pydict(
-            {name: _npz_column(values) for name, values in arrays.items()}
-        )
-        self.schema, self.rows = self._batch.schema, self._batch.num_rows
+        columns = {name: _npz_column(values) for name, values in arrays.items()}
+        self._batch = pyarrow.RecordBatch.from_pydict(columns)
+        self.schema = self._batch.schema
+        self.rows = self._batch.num_rows
 
     def batches(self, columns: Columns, size: int, within: Rows | None = None) -> NumberedBatches:  # noqa: ARG002
         return _slices(self._batch.select(columns.names), size)
 
 
 def _npz_column(values: NDArray[Any]) -> pyarrow.Array:
-    """Return a vector as a column, and the rows of a matrix as a column of lists, without a copy of
-    numbers.
-    """
+    """Return a vector as a column, and a matrix as a column of lists; numbers are not copied."""
     if values.ndim == 2:
-        return pyarrow.FixedSizeListArray.from_arrays(
-            pyarrow.array(values.ravel()), values.shape[1]
-        )
-    return pyarrow.array(
-        [v.decode("utf-8", "replace") for v in values.tolist()]
-        if values.dtype.kind == "S"
-        else values
-    )
+        flat = pyarrow.array(values.ravel())
+        return pyarrow.FixedSizeListArray.from_arrays(flat, values.shape[1])
+    if values.dtype.kind == "S":
+        return pyarrow.array([value.decode("utf-8", "replace") for value in values.tolist()])
+    return pyarrow.array(values)
 
 
-FILE_TYPES: Mapping[
-    str, type[ParquetTable] | type[ArrowTable] | type[CsvTable] | type[NpzTable]
-] = {
+OneFile = type[ParquetTable] | type[ArrowTable] | type[CsvTable] | type[NpzTable]
+FILE_TYPES: Mapping[str, OneFile] = {
     ".parquet": ParquetTable,
     ".arrow": ArrowTable,
     ".feather": ArrowTable,
@@ -306,8 +290,11 @@ FILE_TYPES: Mapping[
 
 
 class RowBatch(NamedTuple):
-    """M rows, numbered from ``first``: ids, embeddings (M, D) and labels (None for no label) if
-    there is a column of them.
+    """M rows, numbered from ``first``.
+
+    Attributes:
+        ids: M. x: (M, D) embeddings.
+        labels: M, each None for no label; None if there is no column of labels.
     """
 
     first: int
@@ -323,12 +310,11 @@ class RowBatch(NamedTuple):
 
 def _joined(batches: list[RowBatch]) -> RowBatch:
     ids = [name for batch in batches for name in batch.ids]
-    labels = (
-        None
-        if batches[0].labels is None
-        else [label for batch in batches for label in batch.labels or ()]
-    )
-    return RowBatch(batches[0].first, ids, np.concatenate([batch.x for batch in batches]), labels)
+    x = np.concatenate([batch.x for batch in batches])
+    labels = None
+    if batches[0].labels is not None:
+        labels = [label for batch in batches for label in batch.labels or ()]
+    return RowBatch(batches[0].first, ids, x, labels)
 
 
 def open_source(
@@ -337,35 +323,38 @@ def open_source(
     """Open a file with a table, or the Parquet shards of a folder, sorted by name.
 
     Args:
-        path: of the file or folder. options: columns that the user named. follow_links: allow links
-            out of the folder.
+        path: of the file or folder. options: columns that the user named.
+        follow_links: allow links out of the folder.
 
     Raises:
         DataError: there is no such file, it cannot be read, or its columns cannot be used.
     """
+    options = options or ColumnOptions()
     if path.is_dir():
-        shards = sorted(shard for shard in path.glob("*.parquet") if not shard.name.startswith("."))
-        reasons = {
-            shard.name: unusable(path.resolve(), shard.name, follow_links=follow_links)
-            for shard in shards
-        }
-        reject_bad(
-            [(printable(name), reason) for name, reason in reasons.items() if reason is not None],
-            path,
-        )
-        if not shards:
-            reject_bad(sorted_images(path, follow_links=follow_links)[1], path)
-            raise DataError(f"There are no images and no .parquet files in {path}. Check the path.")
-        return TableSource([ParquetTable(shard) for shard in shards], options or ColumnOptions())
+        shards = _shards(path, follow_links=follow_links)
+        return TableSource([ParquetTable(shard) for shard in shards], options)
     if not checked(path).exists():
         raise DataError(f"There is no table and no folder {path}. Check the path.")
     file_type = FILE_TYPES.get(path.suffix.lower())
     if file_type is None:
         raise DataError(
-            f"Embeddings must be in a file that ends in {', '.join(FILE_TYPES)}, or in a folder of .parquet files or of "
-            f"images; got {path.name}."
+            f"Embeddings must be in a file that ends in {', '.join(FILE_TYPES)}, or in a folder of "
+            f".parquet files or images; got {path.name}."
         )
-    return TableSource([file_type(path)], options or ColumnOptions())
+    return TableSource([file_type(path)], options)
+
+
+def _shards(folder: Path, *, follow_links: bool) -> list[Path]:
+    """Return the Parquet files of a folder, sorted by name."""
+    shards = sorted(file for file in folder.glob("*.parquet") if not file.name.startswith("."))
+    root = folder.resolve()
+    reasons = {file.name: unusable(root, file.name, follow_links=follow_links) for file in shards}
+    bad = [(printable(name), reason) for name, reason in reasons.items() if reason is not None]
+    reject_bad(bad, folder)
+    if not shards:
+        reject_bad(sorted_images(folder, follow_links=follow_links)[1], folder)
+        raise DataError(f"There are no images and no .parquet files in {folder}. Check the path.")
+    return shards
 
 
 class TableSource:
@@ -374,7 +363,7 @@ class TableSource:
     Attributes:
         tables, files: the tables and their paths. columns: those that are read. width: D.
         id_name: name of the ids. has_ids, has_labels: whether there is such a column.
-        rows: how many; None where only reading all of them would show it (Arrow, CSV).
+        rows: how many; None where this takes reading all of them (Arrow, CSV).
         starts: number of the first row of each table, and of all rows if that is known.
     """
 
@@ -385,23 +374,23 @@ class TableSource:
         self.columns = choose(first.schema, options, first.usual, first.path)
         self._features = replace(self.columns, id=None, label=None)
         for table in tables[1:]:
-            for name in self.columns.names:
-                if name not in table.schema.names:
-                    raise DataError(
-                        unknown_column(
-                            name,
-                            table.schema.names,
-                            table.path,
-                            f"the first shard {first.path.name}",
-                        )
-                    )
-            check_types(table.schema, self.columns.features, table.path)
-        self.has_ids, self.has_labels = self.columns.id is not None, self.columns.label is not None
+            self._check_shard(table)
+        self.has_ids = self.columns.id is not None
+        self.has_labels = self.columns.label is not None
         self.id_name = self.columns.id or ROW_NUMBER
         known = [table.rows for table in tables if table.rows is not None]
         self.rows = sum(known) if len(known) == len(tables) else None
         self.starts = np.cumsum([0, *known])
         self.width = self._find_width()
+
+    def _check_shard(self, table: TableFile) -> None:
+        """Raise a DataError if a further table lacks a column of the first, or has other types."""
+        existing = table.schema.names
+        for name in self.columns.names:
+            if name not in existing:
+                reason = f"a column of the first shard, {self.files[0].name}"
+                raise unknown_column(name, existing, table.path, reason)
+        check_types(table.schema, self.columns.features, table.path)
 
     def _find_width(self) -> int:
         if not self.columns.as_list:
@@ -409,48 +398,44 @@ class TableSource:
         for table in self.tables:
             for _, batch in table.batches(self._features, 1):
                 column = batch.column(0)
-                lengths = compute.list_value_length(
-                    column.storage if isinstance(column, pyarrow.ExtensionArray) else column
-                )
-                if lengths[0].as_py():
-                    return int(lengths[0].as_py())
-        raise DataError(
-            f"{self.files[0]} holds no rows with an embedding. Nothing can be labelled."
-        )
+                lists = column.storage if isinstance(column, pyarrow.ExtensionArray) else column
+                length = compute.list_value_length(lists)[0].as_py()
+                if length:
+                    return int(length)
+        raise DataError(f"{self.files[0]} has no rows with an embedding: nothing to label.")
 
     def batches(self, size: int) -> Iterator[RowBatch]:
-        """Yield all rows in order, ``size`` at a time and the rest at the end, however the files
-        are divided.
-        """
+        """Yield all rows in order, ``size`` at a time, however the files are divided."""
         waiting: list[RowBatch] = []
         for number, table in enumerate(self.tables):
-            for start, record in table.batches(self.columns, min(size, CHUNK)):
+            for start, record in table.batches(self.columns, min(size, READ_ROWS)):
                 batch = self._batch(number, start, record)
                 while (room := size - sum(len(part.ids) for part in waiting)) <= len(batch.ids):
                     yield _joined([*waiting, batch.rows(0, room)])
-                    waiting, batch = [], batch.rows(room, len(batch.ids))
-                waiting += [batch] if batch.ids else []
+                    waiting = []
+                    batch = batch.rows(room, len(batch.ids))
+                if batch.ids:
+                    waiting.append(batch)
         if waiting:
             yield _joined(waiting)
 
     def take(self, rows: Rows) -> Floats:
-        """Return the embeddings (M, D) of rows in any order, also repeated; of Parquet only their
-        row groups are read.
+        """Return the embeddings (M, D) of rows, in any order and also repeated.
+
+        Only the row groups of a Parquet file that hold some of the rows are read.
         """
         taken = np.empty((len(rows), self.width), dtype=np.float32)
         order = np.argsort(rows, kind="stable")
         ordered = np.asarray(rows, dtype=np.int64)[order]
         done = 0
         for number, table in enumerate(self.tables):
-            end = (
-                np.searchsorted(ordered, self.starts[number + 1])
-                if len(self.tables) > 1
-                else len(ordered)
-            )
+            end = len(ordered)
+            if len(self.tables) > 1:
+                end = int(np.searchsorted(ordered, self.starts[number + 1]))
             within = ordered[done:end] - self.starts[number]
             if not len(within):
                 continue
-            for start, record in table.batches(self._features, CHUNK, within):
+            for start, record in table.batches(self._features, READ_ROWS, within):
                 low, high = np.searchsorted(within, (start, start + len(record)))
                 if high > low:
                     values = self._values(number, start, record)
@@ -460,50 +445,38 @@ class TableSource:
                     break
         if done < len(ordered):
             raise DataError(
-                f"{self.files[-1]} has no row {ordered[-1] + 1}. Was it changed since it was labelled?"
+                f"{self.files[-1]} has no row {ordered[-1] + 1}. Has it changed since labelling?"
             )
         return taken
 
     def place(self, row: int) -> str:
-        """Return where a row is, for a message: its number, counted from 1, in the file that holds
-        it.
-        """
+        """Return where a row is, for a message: its number in its file, counted from 1."""
         number = int(np.searchsorted(self.starts, row, side="right")) - 1
         return f"row {row - self.starts[number] + 1} of {self.files[number]}"
 
     def _batch(self, number: int, start: int, record: pyarrow.RecordBatch) -> RowBatch:
-        """Return the rows of a record batch of a table; ``start`` is its first row in that table."""
+        """Return a record batch that begins at row ``start`` of a table."""
         first = int(self.starts[number]) + start
-        ids = [str(row) for row in range(first, first + len(record))]
-        if self.columns.id is not None:
-            with readable(
-                self.files[number],
-                "a table",
-                f"Mend the column {self.columns.id!r}, or name another.",
-            ):
+        path = self.files[number]
+        labels = None
+        if self.columns.id is None:
+            ids = [str(row) for row in range(first, first + len(record))]
+        else:
+            with readable(path, "a table", f"Correct the column {self.columns.id!r}."):
                 values = ids_of(record.column(self.columns.id))
             ids = [value for value in values if value is not None]
             if len(ids) < len(values):
                 place = self.place(first + values.index(None))
-                raise DataError(
-                    f"Every row needs an id; there is none in {place}, column {self.id_name!r}. Fill it in."
-                )
-        labels = None
+                raise DataError(f"Column {self.id_name!r} has no id in {place}. Fill it in.")
         if self.columns.label is not None:
-            with readable(
-                self.files[number],
-                "a table",
-                f"Mend the column {self.columns.label!r}, or name another.",
-            ):
-                labels = labels_of(record.column(self.columns.label), self.files[number])
+            with readable(path, "a table", f"Correct the column {self.columns.label!r}."):
+                labels = labels_of(record.column(self.columns.label), path)
         return RowBatch(first, ids, self._values(number, start, record), labels)
 
     def _values(self, number: int, start: int, record: pyarrow.RecordBatch) -> Floats:
         if not self.columns.as_list:
-            return np.stack(
-                [floats_of(record.column(name)) for name in self.columns.features], axis=1
-            )
+            values = [floats_of(record.column(name)) for name in self.columns.features]
+            return np.stack(values, axis=1)
         first = int(self.starts[number]) + start
-        return matrix_of(
-            record.column(self.columns.features[0]), self.width, lambda row: self.place(first + row)
-        )
+        column = record.column(self.columns.features[0])
+        return matrix_of(column, self.width, lambda row: self.place(first + row))

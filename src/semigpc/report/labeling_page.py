@@ -1,43 +1,34 @@
-"""The page of a labelled data set: how many rows got a label, how far to trust them, and what to
-look at by hand.
+"""The page of a labelled data set: how many rows got a label, how reliable they are, what to check.
 
-``facts`` is a plain dictionary (what ``summary.json`` holds). Keys without "optional" are needed:
-
-    title        str: heading of the page                   data         str: what was labelled, as the user named it
-    classes      [str] (C,): names, in the model's order    given        [int] (C,): labels that came with the data
-    pseudo       [int] (C,): rows that got a label          believed     [float] (C,) or None: shares of the classes among the
-                                                                         rows without a given label,
-                                                                         summing to 1
-    statuses     {"labelled": int, "pseudo": int, "abstained": int, "outlier": int}: rows, as in the column ``status``
-    threshold    float: confidence below which the model abstains, on average over the classes; 0.0 if it never does
-    model        {name: number or text}: the hyper-parameters it was fitted with, in the order to show them
-    settings     {name: value}: options of the command, in the order to show them
-    evidence     what ``semigpc.labeling.evidence.gather_evidence`` returns, or None
-    why_none     optional str: a sentence on why there is no evidence; shown where the evidence would stand
-    suspects     [{"id", "given", "believed": str, "p_given", "p_believed", "variance": float}]: given labels that may be
-                 wrong, worst first: the evidence's ``suspects`` with ids instead of row numbers; may be empty
-    outliers     [{"id", "label": str (the likeliest class), "confidence", "variance": float}]: the farthest first; may be cut
-                 off, their number is that in ``statuses``
-    notes        [str]: sentences that the reader should see first, such as files that were skipped; may be empty
-    rows_noun    optional str: what a row is, in the plural; "rows" if left out, "images" for a folder
-    target_precision   optional float or None           seconds   optional float: time that labelling took
-    promise      optional {"target", "probability", "supported", "expected", "possible": float or None, "per_class": bool,
-                 "labels": int, "without": [str], "needed": {str: int}} or None: what is promised of the new labels, and the
-                 classes that got none with the number of labels that each needs
+It shows what ``summary.json`` holds, see :class:`semigpc.report.labeling_summary.LabelingSummary`.
 """
 
 import math
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+from pyarrow import compute, parquet
 
+from semigpc.io.errors import ImageError
+from semigpc.io.images import thumbnail
+from semigpc.io.paths import image_path
 from semigpc.report import style
 from semigpc.report.charts import class_axis, reliability_chart, share_lines_chart
+from semigpc.report.labeling_summary import (
+    Confusion,
+    Evidence,
+    LabelingSummary,
+    Method,
+    PromiseFacts,
+)
 from semigpc.report.style import (
     BLUE,
     FONT,
@@ -54,21 +45,25 @@ from semigpc.report.style import (
     floats,
 )
 from semigpc.report.wording import count, counted, duration, flatten, no_new_labels, percent, short
-from semigpc.training.run_folder import RunRecord
+from semigpc.training.run_folder import RunRecord, SplitFacts
 
-LISTED = 100  # rows of a list by hand; the tables of the folder have them all
-PAIRS = 15  # confusion pairs that are drawn; the table has more
+LISTED = 100  # rows of a list; the tables of the folder have them all
+PAIRS_DRAWN = 15  # pairs of confused classes; the table has more
 INTERVAL = "95% interval"
-OFFSET: dict[str, Any] = {
-    "textcoords": "offset points",
-    "color": INK,
-}  # of numbers beside bars and dots
-NO_EVIDENCE = "Nothing was held out, so there is no estimate of how many of the labels are right."
+OFFSET: dict[str, Any] = {"textcoords": "offset points", "color": INK}  # of numbers beside bars
+THUMBNAIL_SIZE = 96  # pixels along the longer side ...
+THUMBNAIL_QUALITY = 75  # ... and of JPEG: about 3 kB each
+IMAGES_SHOWN = 150  # on a page
+# Of these at most; examples of classes have the rest.
+SUSPECTS_PICTURED = 30
+PAIRS_PICTURED = 15
+OUTLIERS_PICTURED = 20
+EXAMPLES_PICTURED = 3  # of each class and kind
+
+Examples = dict[str, list[tuple[str, float]]]  # by kind: ids and confidences
 
 
-Examples = dict[
-    str, list[tuple[str, float]]
-]  # "given", "most sure" and "least sure": ids and confidences
+# Images -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -77,7 +72,8 @@ class ReportImages:
 
     Attributes:
         thumbnails: by id, as addresses that begin with "data:"; rows without one have no image.
-        examples: by class. confused: an id for pairs of classes, given and predicted.
+        examples: by class, then by kind: "given", "most sure" and "least sure".
+        confused: an id for pairs of classes, given and predicted.
     """
 
     thumbnails: Mapping[str, str]
@@ -88,114 +84,204 @@ class ReportImages:
 NO_IMAGES = ReportImages({}, {}, {})
 
 
-def write_labeling_report(
-    path: Path, facts: dict[str, Any], images: ReportImages = NO_IMAGES
-) -> Path:
-    """Write the page of a labelled data set: one file, with everything it shows inside.
+def report_images(
+    folder: Path,
+    table: Path,
+    summary: LabelingSummary,
+    confused: Mapping[tuple[str, str], str],
+    *,
+    follow_links: bool,
+) -> ReportImages:
+    """Return the images of a page, of at most IMAGES_SHOWN rows.
 
     Args:
-        path: of the page.
-        facts: see the top of this module. images: small ones, if the rows are images.
-
-    Returns:
-        The path of the page.
+        folder: of the images, by the ids; those that cannot be read are left out.
+        table: labels.parquet. summary: content of summary.json.
+        confused: an id for each pair of classes, given and predicted.
     """
-    evidence = facts.get("evidence") or {}
-    noun = str(facts.get("rows_noun") or "rows")
-    if not sum(facts["statuses"].values()) - facts["statuses"].get("labelled", 0):
-        facts = facts | {"believed": None}  # there is no rest for shares to be of
-    why_none = str(facts.get("why_none") or NO_EVIDENCE)
+    evidence = summary["evidence"]
+    pairs = (
+        [(pair["true"], pair["believed"]) for pair in evidence["confusions"]] if evidence else []
+    )
+    shown = {pair: confused[pair] for pair in pairs[:PAIRS_PICTURED] if pair in confused}
+    ids = [row["id"] for row in summary["suspects"][:SUSPECTS_PICTURED]]
+    ids += shown.values()
+    ids += [row["id"] for row in summary["outliers"][:OUTLIERS_PICTURED]]
+    room = (IMAGES_SHOWN - len(ids)) // 3  # examples of each of the three kinds
+    rarest = [summary["classes"][c] for c in np.argsort(summary["given"], kind="stable")[:room]]
+    each = min(EXAMPLES_PICTURED, room // max(1, len(rarest)))
+    examples = class_examples(table, summary["id_name"], rarest, each) if each else {}
+    ids += [name for kinds in examples.values() for rows in kinds.values() for name, _ in rows]
+    root = folder.resolve()
+    thumbnails = {name: _embedded(root, name, follow_links) for name in dict.fromkeys(ids)}
+    existing = {name: address for name, address in thumbnails.items() if address is not None}
+    return ReportImages(existing, examples, shown)
+
+
+def class_examples(
+    table: Path, id_name: str, classes: Sequence[str], each: int
+) -> dict[str, Examples]:
+    """Return for each class rows with a given label, and the most and least confident new ones.
+
+    Reads the table once, a part at a time.
+
+    Args:
+        table: labels.parquet. id_name: of its ids. each: rows of a class and kind at most.
+    """
+    examples: dict[str, Examples] = {
+        name: {"given": [], "most sure": [], "least sure": []} for name in classes
+    }
+    columns = [id_name, "label", "confidence", "status"]
+    for batch in parquet.ParquetFile(table).iter_batches(columns=columns):
+        confidence = batch.column("confidence").to_numpy()
+        labels = batch.column("label").dictionary_encode()
+        codes = labels.indices.fill_null(-1).to_numpy()
+        is_given = np.asarray(compute.equal(batch.column("status"), "labelled"))
+        is_new = np.asarray(compute.equal(batch.column("status"), "pseudo"))
+        for code, name in enumerate(labels.dictionary.to_pylist()):
+            if name not in examples:
+                continue
+            kinds = examples[name]
+            given = np.flatnonzero((codes == code) & is_given)[: each - len(kinds["given"])]
+            new = np.flatnonzero((codes == code) & is_new)
+            new = new[np.argsort(-confidence[new], kind="stable")]
+            kinds["given"] += _entries(batch, id_name, given)
+            most = kinds["most sure"] + _entries(batch, id_name, new[:each])
+            least = kinds["least sure"] + _entries(batch, id_name, new[each:][-each:])
+            kinds["most sure"] = sorted(most, key=_confidence_falling)[:each]
+            kinds["least sure"] = sorted(least, key=_confidence_falling)[-each:]
+    return examples
+
+
+def _entries(
+    batch: pyarrow.RecordBatch, id_name: str, rows: NDArray[np.int64]
+) -> list[tuple[str, float]]:
+    ids = batch.column(id_name)
+    confidence = batch.column("confidence")
+    return [(ids[row].as_py(), float(confidence[row].as_py())) for row in rows.tolist()]
+
+
+def _confidence_falling(entry: tuple[str, float]) -> float:
+    return -entry[1]
+
+
+def _embedded(folder: Path, name: str, follow_links: bool) -> str | None:
+    """Return the image of an id as the address of an <img>; None if it cannot be read."""
+    path = image_path(folder, name, follow_links)
+    if path is None:
+        return None
+    try:
+        content = thumbnail(path, THUMBNAIL_SIZE, THUMBNAIL_QUALITY)
+    except ImageError:
+        return None
+    return f"data:image/jpeg;base64,{b64encode(content).decode()}"
+
+
+# The page -----------------------------------------------------------------------------------------
+
+
+def write_labeling_report(
+    path: Path, facts: LabelingSummary, images: ReportImages = NO_IMAGES
+) -> Path:
+    """Write the page of a labelled data set, one file with everything it shows; return its path."""
+    evidence = facts["evidence"]
+    noun = facts["rows_noun"]
     methods = _methods(evidence)
+    trust = _trust(facts, evidence, noun) if evidence else facts["why_none"]
+    diagram = {"reliability": evidence["reliability"]} if evidence else {}
+    charts = {
+        "shares": shares_chart(facts),
+        "trust": trust_chart(evidence, facts["threshold"], facts["target_precision"]),
+        "reliability": reliability_chart(diagram, alone=True, noun="held-out labels"),
+        "recall": recall_chart(facts, evidence),
+        "pairs_taken": pairs_chart(evidence),
+        "peers": peers_chart(methods),
+    }
     context = {
         "title": facts["title"],
         "data": facts["data"],
         "noun": noun,
         "nothing": _nothing(facts),
-        "headline": [
-            _headline(facts, noun),
-            promise_sentence(facts),
-            _trust(facts, evidence, noun) if evidence else why_none,
-        ],
+        "headline": [_headline(facts, noun), promise_sentence(facts), trust],
         "images": images,
-        "notes": facts.get("notes") or [],
+        "notes": facts["notes"],
         "facts": _numbers(facts, evidence, noun),
-        "evidence": evidence,
-        "why_none": why_none,
-        "shares": style.chart_rows([shares_chart(facts)]),
-        "trust": style.chart_rows(
-            [trust_chart(evidence, facts["threshold"], facts.get("target_precision"))]
-        ),
-        "reliability": style.chart_rows(
-            [reliability_chart(evidence, alone=True, noun="held-out labels")]
-        ),
-        "recall": style.chart_rows([recall_chart(facts, evidence)]),
-        "pairs_taken": style.chart_rows([pairs_chart(evidence)]),
-        "peers": style.chart_rows([peers_chart(methods)]),
+        "evidence": evidence or {},
+        "why_none": facts["why_none"],
+        **{name: style.chart_rows([chart]) for name, chart in charts.items()},
         "classes": _class_rows(facts, evidence),
-        "totals": {key: sum(facts[key]) for key in ("given", "pseudo")},
-        "confusions": evidence.get("confusions") or [],
-        "suspects": facts.get("suspects") or [],
-        "outliers": facts.get("outliers") or [],
-        "outlier_count": facts["statuses"].get("outlier", 0),
+        "totals": {"given": sum(facts["given"]), "pseudo": sum(facts["pseudo"])},
+        "confusions": evidence["confusions"] if evidence else [],
+        "suspects": facts["suspects"],
+        "outliers": facts["outliers"],
+        "outlier_count": facts["statuses"]["outlier"],
         "methods": methods,
         "verdict": _verdict(methods),
-        "model": _listed(facts.get("model")),
-        "settings": _listed(facts.get("settings")),
-        "unmeasured": evidence.get("never_held_out") or [],
+        "model": _listed(facts["model"]),
+        "settings": _listed(facts["settings"]),
+        "unmeasured": evidence["never_held_out"] if evidence else [],
         "listed": LISTED,
     }
     return style.write_page(path, "labeling.html", context)
 
 
-def _nothing(facts: Entry) -> str:
+def _unlabelled(facts: LabelingSummary) -> int:
+    """Return the number of rows without a given label."""
+    return sum(facts["statuses"].values()) - facts["statuses"]["labelled"]
+
+
+def _nothing(facts: LabelingSummary) -> str:
     """Return the sentence on classes that got no new label; none if there was nothing to label."""
-    if sum(facts["statuses"].values()) == facts["statuses"].get("labelled", 0):
+    if not _unlabelled(facts):
         return ""
-    promise = facts.get("promise") or {}
-    empty = [name for name, new in zip(facts["classes"], facts["pseudo"], strict=True) if not new]
-    return no_new_labels(
-        {name: promise.get("needed", {}).get(name) for name in promise.get("without", empty)}
-    )
+    promise = facts["promise"]
+    if promise:
+        return no_new_labels({name: promise["needed"].get(name) for name in promise["without"]})
+    counts = zip(facts["classes"], facts["pseudo"], strict=True)
+    return no_new_labels({name: None for name, new in counts if not new})
 
 
-def promise_sentence(facts: Entry) -> str:
-    """Say what is promised of the new labels, and apart from that what their confidence says."""
-    promise = facts.get("promise")
-    if not promise or not facts["statuses"].get("pseudo", 0):
-        return _no_promise(promise) if promise else ""
-    target, probability = (f"{100 * promise[key]:g}%" for key in ("target", "probability"))
-    of = " of every class" if promise.get("per_class") else ""
+def promise_sentence(facts: LabelingSummary) -> str:
+    """Return what is promised about the new labels, and their mean confidence; empty if nothing."""
+    promise = facts["promise"]
+    if not promise:
+        return ""
+    if not facts["statuses"]["pseudo"]:
+        return _no_promise(promise)
+    target = f"{100 * promise['target']:g}%"
+    probability = f"{100 * promise['probability']:g}%"
+    of = " of every class" if promise["per_class"] else ""
     sentence = (
-        f"The promise: {target} of the labels given out{of} are right, with probability {probability}, if the given labels of "
-        "each class are a random sample of it."
+        f"The promise: {target} of the labels given out{of} are right, with probability "
+        f"{probability}, if the given labels of each class are a random sample of it."
     )
-    supported, expected = promise.get("supported"), promise.get("expected")
+    supported = promise["supported"]
     if supported is not None and supported < promise["target"]:
-        given = counted(promise["labels"], "given labels")
-        alone = "Judged by the left-out labels above the threshold alone,"
-        sentence += f" {alone} {given} can support {math.floor(100 * supported)}%."
-    return f"{sentence} Apart from the promise, the mean confidence of the labels given out is {percent(expected)}."
-
-
-def _no_promise(promise: Entry) -> str:
-    labels = counted(promise.get("labels", 0), "given labels")
-    lower = (
-        f" Labels could be given out with a promise of {100 * promise['possible']:g}%."
-        if promise.get("possible")
-        else ""
+        sentence += (
+            f" The left-out labels above the threshold, taken alone, support "
+            f"{math.floor(100 * supported)}% ({counted(promise['labels'], 'given labels')})."
+        )
+    return (
+        f"{sentence} Apart from the promise, the mean confidence of the labels given out is "
+        f"{percent(promise['expected'])}."
     )
-    return f"{labels} do not allow to promise that {100 * promise['target']:g}% of new labels are right.{lower}"
 
 
-def _headline(facts: Entry, noun: str) -> str:
+def _no_promise(promise: PromiseFacts) -> str:
+    labels = counted(promise["labels"], "given labels")
+    sentence = f"{labels} are too few to guarantee {100 * promise['target']:g}% precision."
+    if promise["possible"]:
+        sentence += f" A guarantee of {100 * promise['possible']:g}% would be possible."
+    return sentence
+
+
+def _headline(facts: LabelingSummary, noun: str) -> str:
     """Say how many rows got a label, and why the others did not."""
-    statuses = {
-        key: int(facts["statuses"].get(key, 0))
-        for key in ("labelled", "pseudo", "abstained", "outlier")
-    }
-    total = sum(statuses.values()) - statuses["labelled"]
+    statuses = facts["statuses"]
+    total = _unlabelled(facts)
     if not total:
-        return f"All {counted(statuses['labelled'], noun)} came with a label: there was nothing to label."
+        given = counted(statuses["labelled"], noun)
+        return f"All {given} came with a label: there was nothing to label."
     many = {key: f"{count(number)} ({percent(number / total)})" for key, number in statuses.items()}
     are = "it is" if statuses["outlier"] == 1 else "they are"
     reasons = []
@@ -209,26 +295,25 @@ def _headline(facts: Entry, noun: str) -> str:
     return f"Of {counted(total, noun)} without a label, {many['pseudo']} got one. {rest}"
 
 
-def _trust(facts: Entry, evidence: Entry, noun: str) -> str:
+def _trust(facts: LabelingSummary, evidence: Evidence, noun: str) -> str:
     """Say what share of the new labels should be right, and how that is known."""
-    chosen, target = evidence["chosen"], facts.get("target_precision")
+    chosen = evidence["chosen"]
+    target = facts["target_precision"]
     labels = counted(evidence["held_out"], "given labels")
-    held = f"{labels}, each predicted by a model that had not seen it ({counted(evidence['folds'], 'folds')})"
+    folds = counted(evidence["folds"], "folds")
+    held = f"{labels}, each predicted by a model that had not seen it ({folds})"
     if chosen["precision"] is None:
-        return f"At this threshold none of the {held} would have got a label: nothing is known of the precision."
-    below = (
-        f" This is less than the {percent(target)} asked for."
-        if target and chosen["precision"] < target
-        else ""
-    )
+        return f"At this threshold none of the {held} would get a label: precision is unknown."
+    missed = target and chosen["precision"] < target
+    below = f" This is less than the {percent(target)} requested." if missed else ""
     return (
-        f"Measured: {percent(chosen['precision'])} of the labels given out would be right (95% interval "
-        f"{percent(chosen['low'])} to {percent(chosen['high'])}).{below} That was found on {held}; it holds for {noun} like "
-        "the labelled ones."
+        f"Measured: {percent(chosen['precision'])} of the labels given out would be right (95% "
+        f"interval {percent(chosen['low'])} to {percent(chosen['high'])}).{below} This was measured "
+        f"on {held}; it holds for {noun} like the labelled ones."
     )
 
 
-def _numbers(facts: Entry, evidence: Entry, noun: str) -> list[tuple[str, str]]:
+def _numbers(facts: LabelingSummary, evidence: Evidence | None, noun: str) -> list[tuple[str, str]]:
     """Name the few numbers that a reader asks for first."""
     statuses = facts["statuses"]
     names = {
@@ -241,24 +326,24 @@ def _numbers(facts: Entry, evidence: Entry, noun: str) -> list[tuple[str, str]]:
         (noun.capitalize(), count(sum(statuses.values()))),
         ("Classes", count(len(facts["classes"]))),
     ]
-    numbers += [(name, count(statuses.get(key, 0))) for key, name in names.items()]
+    numbers += [(name, count(statuses[key])) for key, name in names.items()]
     if evidence:
         numbers.append(("Measured precision", percent(evidence["chosen"]["precision"])))
         numbers.append(("Balanced accuracy", percent(evidence["balanced_accuracy"]["value"])))
-    if facts.get("seconds") is not None:
+    if "seconds" in facts:
         numbers.append(("Time", duration(facts["seconds"])))
     return numbers
 
 
-def _class_rows(facts: Entry, evidence: Entry) -> list[dict[str, Any]]:
+def _class_rows(facts: LabelingSummary, evidence: Evidence | None) -> list[dict[str, Any]]:
     """List the classes, most labelled first, with what was measured of each."""
-    run, believed = classes_of(facts), facts.get("believed")
-    measured = {row["class"]: row for row in evidence.get("per_class") or []}
+    run = classes_of(facts)
+    measured = {row["class"]: row for row in evidence["per_class"]} if evidence else {}
     return [
         {
             "name": run.class_names[c],
             "given": facts["given"][c],
-            "share": believed[c] if believed else None,
+            "share": facts["believed"][c] if _unlabelled(facts) else None,
             "pseudo": facts["pseudo"][c],
             "measured": measured.get(run.class_names[c], {}),
         }
@@ -266,67 +351,68 @@ def _class_rows(facts: Entry, evidence: Entry) -> list[dict[str, Any]]:
     ]
 
 
-def _listed(values: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+def _listed(values: Mapping[str, float | str | None]) -> list[tuple[str, str]]:
     """List names and values as text, numbers with four digits."""
     rounded = {
         name: f"{value:.4g}" if isinstance(value, float) else value
-        for name, value in (values or {}).items()
+        for name, value in values.items()
     }
     return flatten(rounded) if rounded else []
 
 
-def _methods(evidence: Entry) -> list[Entry]:
+def _methods(evidence: Evidence | None) -> list[Method]:
     """Return the methods that were compared, best balanced accuracy first and failures last."""
+    methods = evidence["peers"] if evidence else []
     return sorted(
-        evidence.get("peers") or [],
-        key=lambda row: (
-            -1.0 if row.get("balanced_accuracy") is None else -2 - row["balanced_accuracy"]
-        ),
+        methods,
+        key=lambda row: -1.0 if row["balanced_accuracy"] is None else -2 - row["balanced_accuracy"],
     )
 
 
-def _verdict(methods: Sequence[Entry]) -> str:
-    """Say plainly which method was better on the same folds, and whether by more than folds differ."""
-    rows = [row for row in methods if row.get("balanced_accuracy") is not None]
-    ours = next((row for row in rows if row["name"] == "semigpc"), None)
-    others = [row for row in rows if row["name"] != "semigpc"]
-    if ours is None or not others:
+def _verdict(methods: Sequence[Method]) -> str:
+    """Say which method was better on the same folds, and whether by more than folds differ."""
+    ours = next((row for row in methods if row["name"] == "semigpc"), None)
+    best = next((row for row in methods if row["name"] != "semigpc"), None)
+    if not ours or not best:
         return ""
-    best = others[0]
-    gap = ours["balanced_accuracy"] - best["balanced_accuracy"]
-    spread = max(ours.get("balanced_accuracy_std") or 0.0, best.get("balanced_accuracy_std") or 0.0)
+    own = ours["balanced_accuracy"]
+    other = best["balanced_accuracy"]
+    if own is None or other is None:
+        return ""
+    gap = own - other
+    spread = max(ours["balanced_accuracy_std"] or 0.0, best["balanced_accuracy_std"] or 0.0)
     by = f"by {100 * abs(gap):.1f} points of balanced accuracy"
     caution = ", which is less than folds differ among themselves" if abs(gap) < spread else ""
+    title = best["title"]
     if gap < -0.0005:
-        return (
-            f"On these labels {best['title']} does better than the Gaussian process, {by}{caution}."
-        )
+        return f"On these labels {title} does better than the Gaussian process, {by}{caution}."
     if gap > 0.0005:
-        return f"On these labels the Gaussian process does better than the best of the others, {best['title']}, {by}{caution}."
-    return f"On these labels the Gaussian process and the best of the others, {best['title']}, do equally well."
-
-
-def classes_of(facts: Entry) -> RunRecord:
-    """Return the classes with the labels given of each, in the form that charts with one place for
-    each class take.
-    """
-    return RunRecord(
-        Path(), split={"class_names": facts["classes"], "labeled_counts": facts["given"]}
+        return (
+            f"On these labels the Gaussian process does better than the best of the others, "
+            f"{title}, {by}{caution}."
+        )
+    return (
+        f"On these labels the Gaussian process and the best of the others, {title}, do equally "
+        "well."
     )
 
 
-def shares_chart(facts: Entry) -> Chart | None:
-    """Draw the share of each class among the labels given, the rows believed to be of it, and the
-    labels made.
-    """
+def classes_of(facts: LabelingSummary) -> RunRecord:
+    """Return the classes with their given labels, as charts with one place per class take them."""
+    split: SplitFacts = {"class_names": facts["classes"], "labeled_counts": facts["given"]}
+    return RunRecord(Path(), split=split)
+
+
+def shares_chart(facts: LabelingSummary) -> Chart | None:
+    """Draw the shares of the classes: given labels, estimated among the others, new labels."""
     run = classes_of(facts)
     many = len(run.class_names) > NAMED
-    counts = {
-        key: floats(facts[key])[run.order]
-        for key in ("given", "believed", "pseudo")
-        if facts.get(key)
+    counts = {"given": floats(facts["given"]), "pseudo": floats(facts["pseudo"])}
+    if _unlabelled(facts):
+        counts["believed"] = floats(facts["believed"])
+    shares = {
+        key: values[run.order] / values.sum() for key, values in counts.items() if values.sum() > 0
     }
-    shares = {key: values / values.sum() for key, values in counts.items() if values.sum() > 0}
     if not shares:
         return None
     looks: dict[str, dict[str, Any]] = {
@@ -345,24 +431,26 @@ def shares_chart(facts: Entry) -> Chart | None:
     }
     lines = [(averaged[key], look) for key, look in looks.items() if key in shares]
     caption = (
-        "Orange should follow the broad grey line; where it falls below, more of that class was left open than of others. "
-        "Where grey and blue differ, classes have other shares among the rows without a label than among the given labels."
+        "Orange should follow the broad grey line; where it falls below, more of that class was "
+        "left open than of others. Where grey and blue differ, classes have other shares among the "
+        "rows without a label than among the given labels."
     )
     if "pseudo" not in shares:
-        caption = "No new labels were made; look at how unevenly the given ones are spread over the classes."
+        caption = "No new labels were made; see how unevenly the given ones are distributed."
     known = [shares.get("given", shares[next(iter(shares))])]
     return share_lines_chart(run, lines, known, "Shares of the classes", caption, averaged=True)
 
 
-def trust_chart(evidence: Entry, threshold: float, target: float | None) -> Chart | None:
-    """Draw what precision costs in coverage, and which threshold gives which, with the chosen one
-    marked.
-    """
-    curve = evidence.get("curve") or []
-    if not curve:
+def trust_chart(evidence: Evidence | None, threshold: float, target: float | None) -> Chart | None:
+    """Draw precision over coverage, and both over the threshold, with the chosen one marked."""
+    if not evidence or not evidence["curve"]:
         return None
-    keys = ("threshold", "coverage", "precision", "low", "high")
-    at, coverage, precision, low, high = (floats([point[key] for point in curve]) for key in keys)
+    curve = evidence["curve"]
+    at = floats([point["threshold"] for point in curve])
+    coverage = floats([point["coverage"] for point in curve])
+    precision = floats([point["precision"] for point in curve])
+    low = floats([point["low"] for point in curve])
+    high = floats([point["high"] for point in curve])
     figure, (left, right) = style.panels(1, 2, height=3.7)
     left.fill_between(
         coverage, low, high, color=BLUE, alpha=0.22, linewidth=0, label=f"its {INTERVAL}"
@@ -378,8 +466,8 @@ def trust_chart(evidence: Entry, threshold: float, target: float | None) -> Char
         linestyle=(0, (5, 1.5)),
         label="coverage: share that gets a label",
     )
-    chosen = evidence.get("chosen")
-    if chosen and chosen["precision"] is not None:
+    chosen = evidence["chosen"]
+    if chosen["precision"] is not None:
         dot: dict[str, Any] = {
             "linestyle": "none",
             "marker": "o",
@@ -393,7 +481,7 @@ def trust_chart(evidence: Entry, threshold: float, target: float | None) -> Char
     for axes in (left, right):
         if target is not None:
             axes.axhline(
-                target, color=INK, linestyle=":", linewidth=1.2, label="precision asked for"
+                target, color=INK, linestyle=":", linewidth=1.2, label="precision requested"
             )
         axes.xaxis.set_major_formatter(style.percents())
     left.set_xlim(-0.02, 1.02)
@@ -401,26 +489,25 @@ def trust_chart(evidence: Entry, threshold: float, target: float | None) -> Char
     style.share_axis(left)
     style.share_axis(right, whole=True)
     style.name_panel(left, "What precision costs", x="coverage", y="precision")
-    style.name_panel(right, "Which threshold gives which", x="confidence asked for")
+    style.name_panel(right, "Which threshold gives which", x="confidence required")
     style.key_below(figure)
     caption = (
-        "Measured on given labels that the model did not see. A curve that stays high to the right labels nearly everything "
-        "safely; where the band is broad, there were few labels to measure on."
+        "Measured on given labels that the model did not see. Where the curve stays high to the "
+        "right, nearly everything can be labelled safely; where the band is broad, there were few "
+        "labels to measure on."
     )
     return style.chart(figure, "Coverage against precision", caption)
 
 
-def recall_chart(facts: Entry, evidence: Entry) -> Chart | None:
-    """Draw recall and precision of each class on held-out labels, with intervals where the classes
-    are named.
-    """
+def recall_chart(facts: LabelingSummary, evidence: Evidence | None) -> Chart | None:
+    """Draw recall and precision of each class on held-out labels, with intervals for few classes."""
+    if not evidence:
+        return None
     run = classes_of(facts)
     n = len(run.class_names)
-    rows = {row["class"]: row for row in evidence.get("per_class") or []}
-    measured = [rows.get(run.class_names[c], {}) for c in run.order]
-    recall, precision = (
-        floats([row.get(key) for row in measured]) for key in ("recall", "precision")
-    )
+    rows = {row["class"]: row for row in evidence["per_class"]}
+    measured: list[Entry] = [dict(rows[run.class_names[c]]) for c in run.order]
+    recall, precision = (floats([row[key] for row in measured]) for key in ("recall", "precision"))
     if not np.isfinite(recall).any():
         return None
     figure, (axes,) = style.panels(1, 1, height=3.6)
@@ -430,9 +517,8 @@ def recall_chart(facts: Entry, evidence: Entry) -> Chart | None:
         ("precision", precision, ORANGE, "D", 0.14),
     ):
         if n <= NAMED:
-            low, high = (
-                floats([row.get(f"{key}_{end}") for row in measured]) for end in ("low", "high")
-            )
+            low = floats([row[f"{key}_low"] for row in measured])
+            high = floats([row[f"{key}_high"] for row in measured])
             axes.vlines(x + aside, low, high, color=colour, linewidth=1.6, alpha=0.7)
             axes.plot(
                 x + aside,
@@ -457,21 +543,19 @@ def recall_chart(facts: Entry, evidence: Entry) -> Chart | None:
     class_axis(axes, run)
     style.share_axis(axes, whole=True)
     style.key_below(figure)
-    reading = (
-        f"Lines are {INTERVAL}s: long ones mean few labels."
-        if n <= NAMED
-        else "Each dot is a class."
-    )
+    reading = "Each dot is a class."
+    if n <= NAMED:
+        reading = f"Lines are {INTERVAL}s: long ones mean few labels."
     caption = (
-        f"{reading} Low recall: rows of the class are taken for others; label more of the class. Low precision: rows of others "
-        "are taken for the class; label more of those."
+        f"{reading} Low recall: rows of the class are taken for others; label more of the class. "
+        "Low precision: rows of others are taken for the class; label more of those."
     )
     return style.chart(figure, "Recall and precision of each class", caption)
 
 
-def pairs_chart(evidence: Entry) -> Chart | None:
-    """Draw the commonest confusions as bars: which share of a class is taken for another."""
-    pairs = (evidence.get("confusions") or [])[:PAIRS]
+def pairs_chart(evidence: Evidence | None) -> Chart | None:
+    """Draw the most frequent confusions as bars: which share of a class is taken for another."""
+    pairs: list[Confusion] = evidence["confusions"][:PAIRS_DRAWN] if evidence else []
     if not pairs:
         return None
     figure, (axes,) = style.panels(1, 1, height=0.9 + 0.3 * len(pairs))
@@ -491,41 +575,44 @@ def pairs_chart(evidence: Entry) -> Chart | None:
     axes.set_xlim(0, 1.28 * max(pair["count"] for pair in pairs))
     axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
     style.name_panel(axes, x="held-out labels")
-    caption = "Left of the arrow the given class, right of it the predicted one. More labels of the pairs on top help most."
+    caption = (
+        "Left of the arrow the given class, right of it the predicted one. More labels of the "
+        "pairs on top help most."
+    )
     return style.chart(figure, "Most frequent confusions", caption)
 
 
-def peers_chart(rows: Sequence[Entry]) -> Chart | None:
-    """Draw balanced and plain accuracy of each method on the same folds, with the deviation over
-    folds.
-    """
-    if not any(row.get("balanced_accuracy") is not None for row in rows):
+def peers_chart(methods: Sequence[Method]) -> Chart | None:
+    """Draw balanced and plain accuracy of each method on the same folds, with deviations."""
+    rows: list[Entry] = [dict(method) for method in methods]
+    if not any(row["balanced_accuracy"] is not None for row in rows):
         return None
     figure, both = style.panels(1, 2, height=0.95 + 0.34 * len(rows))
+    colours = [GREY if row["failed"] else BLUE for row in rows]
     colours = [
-        ORANGE if row["name"] == "semigpc" else GREY if row.get("failed") else BLUE for row in rows
+        ORANGE if row["name"] == "semigpc" else colour
+        for row, colour in zip(rows, colours, strict=True)
     ]
     for axes, key in zip(both, ("balanced_accuracy", "accuracy"), strict=True):
-        value, spread = (
-            floats([row.get(key) for row in rows]),
-            floats([row.get(f"{key}_std") for row in rows]),
-        )
+        value = floats([row[key] for row in rows])
+        spread = floats([row[f"{key}_std"] for row in rows])
         _draw_spreads(axes, value, np.nan_to_num(spread), colours)
         for place, row in enumerate(rows):
-            if row.get(key) is None:
+            if row[key] is None:
                 side = axes.get_yaxis_transform()
                 axes.text(
                     0.02, place, "failed", transform=side, va="center", fontsize=FONT, color=MUTED
                 )
-        _name_places(
-            axes,
-            [short(str(row["title"]), 34) for row in rows] if axes is both[0] else [""] * len(rows),
-        )
+        titles = [short(row["title"], 34) if axes is both[0] else "" for row in rows]
+        _name_places(axes, titles)
         axes.set_ylim(len(rows) - 0.4, -0.6)
         axes.xaxis.set_major_locator(MaxNLocator(nbins=7, steps=[1, 2, 5, 10]))
         axes.xaxis.set_major_formatter(style.percents())
         style.name_panel(axes, "Balanced accuracy" if key == "balanced_accuracy" else "Accuracy")
-    caption = "Dots are over all held-out labels, lines one deviation over the folds; methods whose lines overlap are close."
+    caption = (
+        "Dots are over all held-out labels, lines one deviation over the folds; methods whose "
+        "lines overlap are close."
+    )
     return style.chart(figure, "The same folds, by other methods", caption)
 
 
