@@ -50,7 +50,7 @@ def test_every_extra_that_a_message_names_exists() -> None:
 
 
 def test_the_main_verbs_import_no_extra() -> None:
-    extras = "gpytorch onnx onnxruntime onnxscript pandas polars pytorch_lightning ray river starlette tensorboard uvicorn"
+    extras = "gpytorch onnx onnxruntime onnxscript pandas polars pytorch_lightning ray river starlette uvicorn"
     rooms = "cli training training.presets paper.reproduction estimator labeling.label models.encoder export"
     code = (
         "import sys, importlib\n"

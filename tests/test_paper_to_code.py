@@ -17,8 +17,8 @@ from semigpc.addons import ADDONS
 from semigpc.cli import app
 from semigpc.io.errors import SettingsError
 from semigpc.paper.tables import TABLES, fgvc
+from semigpc.training.experiment import flattened
 from semigpc.training.presets import digits
-from semigpc.training.settings import flattened
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "paper_to_code.md"

@@ -196,7 +196,7 @@ def test_the_best_checkpoint_stands_in_for_a_damaged_last_one(
     """What the message says to do works: the run goes on from there to its end."""
     folder = damaged(finished, tmp_path, "last")
     step = read_checkpoint(folder.best).state["step"]
-    offer = rf"last\.safetensors is damaged.*best\.safetensors is whole, of step {step}: copy it to last\.safetensors"
+    offer = rf"last\.safetensors is damaged.*best\.safetensors is intact, of step {step}: copy it to last"
     with pytest.raises(CheckpointError, match=offer):
         train(EXPERIMENT, folder.path, resume=True)
     shutil.copy(folder.best, folder.last)
@@ -211,7 +211,7 @@ def test_the_last_checkpoint_stands_in_for_a_damaged_best_one(
     folder = damaged(finished, tmp_path, "best")
     with pytest.raises(
         CheckpointError,
-        match=rf"best\.safetensors is damaged.*whole, of step {STEPS}: use it with --checkpoint last",
+        match=rf"best\.safetensors is damaged.*intact, of step {STEPS}: use it with checkpoint=last",
     ):
         load_run(folder.path)
     assert load_run(folder.path, "last").step == STEPS
@@ -258,7 +258,7 @@ def test_a_state_that_cannot_be_is_refused(
         lambda: load_run(folder.path),
     ):
         with pytest.raises(
-            CheckpointError, match=rf"last\.safetensors cannot be used: {message}.*Train anew"
+            CheckpointError, match=rf"last\.safetensors cannot be used: {message}.*Train again"
         ):
             attempt()
 

@@ -228,12 +228,6 @@ def test_ctrl_c_saves_and_the_run_goes_on_to_the_same_end(tmp_path: Path) -> Non
     assert all(close)
 
 
-def test_tensorboard_files_are_written_on_demand(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard", reason="needs the extra tensorboard")
-    train(small_run("fixmatch", "none", "train.tensorboard=true", "train.steps=5"), tmp_path)
-    assert list((tmp_path / "tensorboard").iterdir())
-
-
 @pytest.mark.slow
 def test_a_run_says_which_engine_its_gp_has(tmp_path: Path) -> None:
     exact = gp_facts(train(small_run(), tmp_path / "exact"))

@@ -14,11 +14,11 @@ from semigpc.refiners import GaussianProcessRefiner, GPConfig
 from semigpc.training import Listener, RunFolder, train
 from semigpc.training.metrics import Array, PseudoFigures
 from semigpc.training.run_log import (
-    CHECK_ROWS,
+    CHECK_LABELS,
     CHECK_STEPS,
-    Journal,
     PseudoLabelChecks,
-    hardly_believed,
+    RunLog,
+    collapsed_classes,
 )
 from semigpc.types import Batch, PseudoLabels, StepOutput
 from tests.training.small_runs import small_run
@@ -128,12 +128,12 @@ def test_pseudo_labels_of_few_classes_are_noted_with_the_class_that_has_most() -
     assert "93.0% of the pseudo-labels were 'c'" in note
     assert "change refiner.length_scale (now 0.3" in note
     (note,) = notes(checks("remixmatch", "none"), *[window(1.0, shares=collapsed)] * 4, scales={})
-    assert "--refiner gp" in note
+    assert "refiner=gp" in note
 
 
 def test_few_pseudo_labels_say_nothing_about_classes() -> None:
     of_one = window(0.5, steps=CHECK_STEPS)
-    of_one["believed_counts"] = [CHECK_ROWS * 10 - 1] + [0] * 9
+    of_one["believed_counts"] = [CHECK_LABELS * 10 - 1] + [0] * 9
     assert notes(checks(), of_one) == []
     assert len(notes(checks(), of_one, of_one)) == 1
 
@@ -145,14 +145,14 @@ def test_right_labels_of_a_long_tail_are_no_collapse_whether_the_labels_share_it
     ratio: float, n_classes: int
 ) -> None:
     tail = long_tail(ratio, n_classes)
-    assert hardly_believed(1e6 * tail, np.full(n_classes, 4)) is None
-    assert hardly_believed(1e6 * tail, np.ceil(1e3 * tail)) is None
-    assert hardly_believed(1e6 * tail[::-1], np.ceil(1e3 * tail)) is None
+    assert collapsed_classes(1e6 * tail, np.full(n_classes, 4)) is None
+    assert collapsed_classes(1e6 * tail, np.ceil(1e3 * tail)) is None
+    assert collapsed_classes(1e6 * tail[::-1], np.ceil(1e3 * tail)) is None
 
 
 @pytest.mark.parametrize("n_classes", [2, 3, 10])
 def test_one_class_for_everything_is_a_collapse(n_classes: int) -> None:
-    assert hardly_believed(1000 * np.eye(n_classes)[1], np.full(n_classes, 4)) == n_classes - 1
+    assert collapsed_classes(1000 * np.eye(n_classes)[1], np.full(n_classes, 4)) == n_classes - 1
 
 
 def test_a_run_notes_once_that_its_gp_accepts_nothing_also_when_it_is_resumed(
@@ -198,7 +198,7 @@ def test_scales_that_are_tensors_are_logged_as_they_are_and_not_as_means(
 ) -> None:
     scales = {"length_scale": torch.tensor(0.25), "logit_scale": 12.0}
     monkeypatch.setattr(GaussianProcessRefiner, "scales", scales)
-    journal = Journal(RunFolder(tmp_path), small_run(), balanced_splits(), Listener())
+    journal = RunLog(RunFolder(tmp_path), small_run(), balanced_splits(), Listener())
     journal.follow(GaussianProcessRefiner(GPConfig(buffer_size=10), 2, 10), 0)
     batch = Batch(torch.zeros(1), torch.zeros(1), torch.zeros(1), {}, torch.arange(4))
     for loss in (1.0, 2.0):

@@ -17,7 +17,7 @@ from semigpc.training.loop import Run, take_step
 from semigpc.training.processes import Interrupt
 from semigpc.training.run_data import DataCache
 from semigpc.training.run_folder import RunFolder
-from semigpc.training.run_log import Journal, Listener
+from semigpc.training.run_log import Listener, RunLog
 from semigpc.training.state import build_fabric
 from semigpc.types import Clock
 from tests.pretend_device import Copy, PretendDevice
@@ -78,7 +78,7 @@ def steps_of(
     torch.manual_seed(0)
     data = DataCache().run_data(experiment, fabric.device)
     run = Run(experiment, RunFolder(folder), data, Listener(), fabric, Interrupt())
-    trainer, journal = run.current.trainer, Journal(run.folder, experiment, data.splits, Listener())
+    trainer, log = run.current.trainer, RunLog(run.folder, experiment, data.splits, Listener())
     batches = run.batches(0)
     for step in range(run.current.steps):
         clock = Clock(step, run.current.steps, experiment.train.epoch_steps)
@@ -87,7 +87,7 @@ def steps_of(
         copied = list(gpu.copies)
         gpu.reset()
         output, rate = take_step(trainer, batch, clock, experiment.train)
-        journal.record(step, output, batch, rate=rate, waited=0.0)
+        log.record(step, output, batch, rate=rate, waited=0.0)
         tensors = sum(isinstance(leaf, Tensor) for leaf in tree_leaves(batch))
         yield Step(Counter(gpu.waits), list(gpu.copies), copied, tensors)
 

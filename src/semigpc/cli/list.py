@@ -145,9 +145,8 @@ def _settings(data: str, algorithm: str, addon: str, refiner: str) -> dict[str, 
     What has an option of its own, such as algorithm.name, is left out; other parts chosen by name
     are set as a group.
     """
-    from semigpc.training.experiment import ROOMS
+    from semigpc.training.experiment import ROOMS, flattened, groups_by_name
     from semigpc.training.presets import TrainOptions, resolve
-    from semigpc.training.settings import flattened, groups_by_name
 
     experiment, _ = resolve(data, TrainOptions(algorithm=algorithm, addon=addon, refiner=refiner))
     group_of = {f"{group}.name": group for group in groups_by_name(experiment)}

@@ -44,9 +44,7 @@ TRAINING_IMAGES = 50_000  # of either CIFAR
 PAPER_LABELS = 4  # of each class, in setting B
 LABELS_ONLY = ("supervised", "none", "none")  # algorithm, add-on and refiner
 # Settings that decide how fast a run is and what it writes, but not its result.
-HARMLESS = frozenset(
-    f"train.{name}" for name in ("workers", "threads", "eval_batch", "log_steps", "tensorboard")
-)
+HARMLESS = frozenset(f"train.{name}" for name in ("workers", "threads", "eval_batch", "log_steps"))
 
 
 # Recipes ------------------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ from semigpc.training.run_folder import (
     split_facts,
     write_checkpoint,
 )
-from semigpc.training.run_log import Journal, Listener
+from semigpc.training.run_log import Listener, RunLog
 from semigpc.training.state import Trainer, assemble, build_fabric, products_in
 from semigpc.types import Batch, Clock, StepOutput
 
@@ -183,22 +183,22 @@ class Run:
             self.folder.start(self.experiment, self.data.splits)
         if isinstance(self.data.source, CachedFeatures):
             self.folder.check_features(self.data.source.origin)
-        self.journal = Journal(self.folder, self.experiment, self.data.splits, self.listener)
+        self.log = RunLog(self.folder, self.experiment, self.data.splits, self.listener)
         first = 0
         if self.saved is None:
             self.folder.rewind_metrics(0)
             for note in self._notes():
-                self.journal.note(0, note)
+                self.log.note(0, note)
         else:
-            self.journal.restore(self.saved.state["journal"])
+            self.log.restore(self.saved.state["journal"])
             first = int(self.saved.state["step"])
-        self.journal.begin(first)
+        self.log.begin(first)
         while True:
             self._train_generation(max(first, self.current.first))
             if self.current.last == self.experiment.train.steps:
                 return self._finish(self.current.last, "finished")
             self.current, note = self._following()
-            self.journal.note(self.current.first, note)
+            self.log.note(self.current.first, note)
 
     def batches(self, first: int) -> Generator[Batch]:
         """Return the batches of the current generation from a step on, normalised and on the
@@ -231,15 +231,15 @@ class Run:
             self._train_on(batches, first)
 
     def _train_on(self, batches: Iterator[Batch], first: int) -> None:
-        config, current, trainer, journal = (
+        config, current, trainer, log = (
             self.experiment.train,
             self.current,
             self.current.trainer,
-            self.journal,
+            self.log,
         )
         own = replace(config, steps=current.steps)
         warmup_steps = self.experiment.refiner.warmup_steps
-        journal.follow(trainer.refiner, current.first + max(config.warmup_steps, warmup_steps))
+        log.follow(trainer.refiner, current.first + max(config.warmup_steps, warmup_steps))
         for step in range(first, current.last):
             waited = time.perf_counter()
             batch = next(batches)
@@ -251,12 +251,12 @@ class Run:
             if clock.step == warmup_steps:
                 self._fill_rings()
             output, rate = take_step(trainer, batch, clock, own)
-            journal.record(step, output, batch, rate=rate, waited=waited)
+            log.record(step, output, batch, rate=rate, waited=waited)
             done = step + 1
             for note in trainer.addon.take_notes():
-                journal.note(done, note)
+                log.note(done, note)
             if done % config.log_steps == 0 or done == config.steps:
-                journal.log(done)
+                log.log(done)
                 scale = trainer.precision_state().get("scale", 1.0)
                 if scale < LEAST_SCALE:
                     raise DivergedError(
@@ -266,7 +266,7 @@ class Run:
                 self._save(self.folder.best, done)
             stop = any_process(self.fabric, self.interrupt.requested) and done < config.steps
             if done % config.checkpoint_steps == 0 or done == config.steps or stop:
-                journal.log(done)
+                log.log(done)
                 trainer.rebuild_gp()
                 self._save(self.folder.last, done)
             if stop:
@@ -284,9 +284,7 @@ class Run:
         evaluation = evaluate_run(
             self.experiment, current.trainer, current.splits, current.loader, self.groups, last=last
         )
-        return self.journal.evaluated(
-            step, evaluation, last=last, seconds=time.perf_counter() - began
-        )
+        return self.log.evaluated(step, evaluation, last=last, seconds=time.perf_counter() - began)
 
     def _save(self, path: Path, step: int) -> None:
         """Write everything at the end of a step into one file, which the first of several processes
@@ -295,7 +293,7 @@ class Run:
         current, trainer = self.current, self.current.trainer
         state = {
             "step": step,
-            "journal": self.journal.state(),
+            "journal": self.log.state(),
             "precision": trainer.precision_state(),
             "generation": current.number,
             "labeled_counts": [int(count) for count in current.splits.class_counts],
@@ -318,7 +316,7 @@ class Run:
             "class_groups": self.groups,
             "gp": self.current.trainer.refiner.facts(),
         }
-        return self.journal.finish(step, facts)
+        return self.log.finish(step, facts)
 
     def _notes(self) -> Iterator[str]:
         """Yield what the reader of a run should know before it begins."""

@@ -32,9 +32,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from semigpc.data import Splits
 from semigpc.io.errors import ProcessesError, SettingsError
 from semigpc.io.versions import versions
-from semigpc.training.experiment import Experiment
+from semigpc.training.experiment import Experiment, flattened
 from semigpc.training.run_folder import RunFolder
-from semigpc.training.settings import flattened
 from semigpc.types import ModelOutput, Networks
 
 # How long a process waits for the others in a collective. They do the same work between two of

@@ -23,8 +23,7 @@ from semigpc.data.loaders import worker_count
 from semigpc.io.threads import granted, using
 from semigpc.models import ModelConfig
 from semigpc.models.encoder import Encoder
-from semigpc.training.experiment import Experiment, FrozenConfig, name_of
-from semigpc.training.settings import settings_of
+from semigpc.training.experiment import Experiment, FrozenConfig, name_of, settings_of
 from semigpc.training.state import build_fabric
 
 Progress = Callable[[int, int], None]  # images done, of so many

@@ -50,10 +50,8 @@ from semigpc.io.errors import CheckpointError, FileError, RunError, SettingsErro
 from semigpc.io.tensors import open_tensors, remove_unfinished_tensors, save_tensors
 from semigpc.io.text import printable
 from semigpc.io.threads import cores
-from semigpc.io.versions import versions
-from semigpc.training.experiment import Experiment
+from semigpc.training.experiment import Experiment, flattened, upgraded
 from semigpc.training.metrics import FIGURES, LARGEST, LOOSE, Figures, Head, class_groups
-from semigpc.training.settings import flattened
 
 Choice = Literal["best", "last"]
 T = TypeVar("T")
@@ -61,7 +59,7 @@ T = TypeVar("T")
 PUT_BACK = "Put it back as it was, or train again in another folder."
 REDO_SUMMARY = "Delete it and resume the run: it is written again from the last checkpoint."
 # Settings that may change after training: where the data are now, and what the machine can do.
-FREE_SETTINGS = ("data.", "train.eval_batch", "train.workers", "train.threads", "train.tensorboard")
+FREE_SETTINGS = ("data.", "train.eval_batch", "train.workers", "train.threads")
 MOST_CHANGES = 4  # settings named in a message; another algorithm changes many more
 HEADS: tuple[Head, ...] = ("linear", "gp")
 PARTS = ("test", "validation")
@@ -308,7 +306,7 @@ class RunFolder:
             raise RunError(f"{printable(self.metrics)} cannot be read: {reason}.")
         plain = read_run_json(self.config, dict[str, Any], missing="no run was started there")
         try:
-            return Experiment.from_plain(plain)
+            return Experiment.from_plain(upgraded(plain))
         except SettingsError as error:
             raise RunError(f"{self.config} cannot be used: {error} {PUT_BACK}") from error
 
@@ -379,7 +377,11 @@ class RunFolder:
             state = atomic.validated(saved.state, RunState, path, check)
         except FileError as error:
             raise CheckpointError(f"the checkpoint {error}.") from error
-        before = flattened(state["experiment"])
+        try:
+            trained = Experiment.from_plain(upgraded(state["experiment"]))
+        except SettingsError as error:
+            raise CheckpointError(f"the checkpoint {path} cannot be used: {error}") from error
+        before = flattened(trained.to_plain())
         now = flattened(experiment.to_plain())
         fixed = sorted(key for key in {*before, *now} if not key.startswith(FREE_SETTINGS))
         compared = {self.config: [(key, before.get(key), now.get(key)) for key in fixed]}

@@ -1,11 +1,8 @@
-"""What a run writes about itself: training lines, pseudo-label quality, evaluations, and which of
-them was best.
-"""
+"""The log of a run as it goes on: means of steps, pseudo-labels, evaluations, the best of them."""
 
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import numpy as np
 import torch
@@ -27,18 +24,15 @@ from semigpc.training.run_folder import (
 )
 from semigpc.types import Batch, StepOutput
 
-CHECK_STEPS = 200  # over which pseudo-labels must be useless before a note says so
-# share of pseudo-labels: ties and single images do not hide that the others are of no use
-NEARLY = 0.001
-# pseudo-labels per class, on average, before their classes are compared with those of the labels
-CHECK_ROWS = 20
-HARDLY = 0.1  # a class with less than this part of its share among the labels hardly occurs
+CHECK_STEPS = 200  # steps over which pseudo-labels must be useless before a note is written
+# share of pseudo-labels; a tie or a single image does not hide that the others are useless
+NEARLY_NONE = 0.001
+CHECK_LABELS = 20  # pseudo-labels per class, on average, before classes are compared
+RARE_SHARE = 0.1  # a class with less than this part of its share among the labels hardly occurs
 
 
 class Listener:
-    """Receives what happens, as it happens. Every method does nothing here; override those you
-    need.
-    """
+    """Receives progress; every method does nothing here, override those you need."""
 
     def features(self, done: int, total: int) -> None:
         """Features of ``done`` images are computed, of the ``total`` that were not cached."""
@@ -53,8 +47,8 @@ class Listener:
         """A line of ``metrics.jsonl`` was written."""
 
 
-class Journal:
-    """Collects what steps return, writes it to the run folder, and remembers the best evaluation.
+class RunLog:
+    """Collects what steps return, writes it to the run folder, and keeps the best evaluation.
 
     Args:
         folder: of the run. experiment: what is run. splits: of the run, whose truth pseudo-labels
@@ -65,28 +59,25 @@ class Journal:
     def __init__(
         self, folder: RunFolder, experiment: Experiment, splits: Splits, listener: Listener
     ) -> None:
-        self.folder, self.total_steps, self.listener = folder, experiment.train.steps, listener
+        self.folder = folder
+        self.total_steps = experiment.train.steps
+        self.listener = listener
         self.pseudo = PseudoLabelStats(splits.n_classes, splits.unlabeled_truth)
         self.checks = PseudoLabelChecks(experiment, splits)
         self.refiner: Refiner = NoRefiner()
         self.checked_from = 0
-        self.results: Results = {
-            "last": None,
-            "best_on_validation": None,
-            "best_on_test": None,
-        }
+        self.results: Results = {"last": None, "best_on_validation": None, "best_on_test": None}
         self.head: Head | None = None  # that is judged, by the last evaluation
         self.temperatures: dict[Head, float] = {}
         self.seconds_before = 0.0
         self.began = time.perf_counter()
         self._clear()
-        self._board = (
-            _tensorboard(folder) if experiment.train.tensorboard and folder.writes else None
-        )
 
     def _clear(self) -> None:
         self.sums: dict[str, Tensor | float] = defaultdict(float)
-        self.steps, self.waited, self.window_began = 0, 0.0, time.perf_counter()
+        self.steps = 0
+        self.waited = 0.0
+        self.window_began = time.perf_counter()
 
     def begin(self, first_step: int) -> None:
         """Start the clocks: training begins or goes on."""
@@ -95,23 +86,24 @@ class Journal:
         self.listener.begin(first_step, self.total_steps)
 
     def follow(self, refiner: Refiner, checked_from: int) -> None:
-        """Log the scales of this GP from now on, and check pseudo-labels from a step on, where
-        warm-ups are over.
-        """
+        """Log the scales of this refiner, and check pseudo-labels from the end of warm-ups on."""
         self.refiner = refiner
         self.checked_from = checked_from
 
     def record(
         self, step: int, output: StepOutput, batch: Batch, *, rate: float, waited: float
     ) -> None:
-        """Take in one step: its output, its learning rate, and the seconds it waited for data. The
-        device is not waited for.
+        """Add one step, with its learning rate and the seconds that it waited for data.
+
+        The host does not wait for the device.
         """
         for name, value in {"loss": output.loss, **output.metrics}.items():
             self.sums[name] = self.sums[name] + value.detach()
         if output.pseudo is not None:
             self.pseudo.add(output.pseudo, batch.view_index)
-        self.steps, self.waited, self.rate = self.steps + 1, self.waited + waited, rate
+        self.steps += 1
+        self.waited += waited
+        self.rate = rate
         self.listener.step(step)
 
     def log(self, step: int) -> None:
@@ -119,46 +111,52 @@ class Journal:
         if not self.steps:
             return
         elapsed = time.perf_counter() - self.window_began
-        scales = dict(self.refiner.scales)
-        tensors = self.sums | {
-            name: scale for name, scale in scales.items() if isinstance(scale, Tensor)
-        }
-        numbers = torch.stack(
-            [torch.as_tensor(tensor).double() for tensor in tensors.values()]
-        ).tolist()  # one wait for a GPU
-        values = scales | dict(zip(tensors, numbers, strict=True))
-        means = {name: values.pop(name) / self.steps for name in self.sums}
-        speed = {"steps_per_second": self.steps / elapsed, "data_wait_share": self.waited / elapsed}
-        own = {"window": self.steps, "lr": self.rate}
-        self._write("train", step, own | means | values | speed)
+        sums, scales = self._numbers()
+        line: dict[str, float] = {"window": self.steps, "lr": self.rate}
+        line |= {name: total / self.steps for name, total in sums.items()}
+        line |= scales
+        line["steps_per_second"] = self.steps / elapsed
+        line["data_wait_share"] = self.waited / elapsed
+        self._write("train", step, line)
         window = self.pseudo.flush()
         if window is not None:
             self._write("pseudo", step, window)
             if step - self.steps >= self.checked_from:
-                for message in self.checks.add(window, values):
+                for message in self.checks.add(window, scales):
                     self.note(step, message)
         self._clear()
+
+    def _numbers(self) -> tuple[dict[str, float], dict[str, float]]:
+        """Return the sums over steps and the refiner's scales, waiting for a GPU once."""
+        values = {**self.sums, **self.refiner.scales}
+        tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
+        stacked = torch.stack([value.double() for value in tensors.values()])
+        numbers = {**values, **dict(zip(tensors, stacked.tolist(), strict=True))}
+        sums = {name: float(numbers[name]) for name in self.sums}
+        return sums, {name: float(numbers[name]) for name in self.refiner.scales}
 
     def note(self, step: int, message: str) -> None:
         """Write a note for the reader of the run."""
         self._write("note", step, {"message": message})
 
     def evaluated(self, step: int, evaluation: Evaluation, *, last: bool, seconds: float) -> bool:
-        """Write an evaluation, the last or not, that took so long; returns whether validation has
-        never been better.
+        """Write an evaluation that took so many seconds; return whether validation is best so far.
+
+        ``last`` is True for the evaluation at the end of the run.
         """
-        self.head, self.temperatures = evaluation.head, evaluation.temperatures
+        self.head = evaluation.head
+        self.temperatures = evaluation.temperatures
         if last and not self.temperatures:
-            self.note(
-                step, f"{UNCALIBRATED} No class has two labels, or there are no unlabelled images."
-            )
-        entries = [self._write("eval", step, result) for result in evaluation.results]
-        judged = {entry["part"]: entry for entry in entries if entry["judged"]}
+            reason = "No class has two labels, or there are no unlabelled images."
+            self.note(step, f"{UNCALIBRATED} {reason}")
+        lines = [self._write("eval", step, result) for result in evaluation.results]
+        judged = {line["part"]: line for line in lines if line["judged"]}
         if evaluation.screening is not None:
             self._write("screening", step, evaluation.screening)
-        test, validation = judged.get("test"), judged.get("validation")
-        self.results["last"] = test or validation
         self.window_began += seconds  # evaluation is no training time
+        test = judged.get("test")
+        validation = judged.get("validation")
+        self.results["last"] = test or validation
         best_test = self.results["best_on_test"]
         if test is not None and (best_test is None or test[METRIC] > best_test[METRIC]):
             self.results["best_on_test"] = test
@@ -180,8 +178,6 @@ class Journal:
             **facts,
         }
         self.folder.write_summary(summary)
-        if self._board is not None:
-            self._board.close()
         return summary
 
     def state(self) -> LogState:
@@ -197,30 +193,24 @@ class Journal:
 
     def restore(self, state: LogState) -> None:
         """Go on from a checkpoint, and cut off the lines written after it."""
-        self.results, self.seconds_before = state["results"], state["seconds"]
+        self.results = state["results"]
+        self.seconds_before = state["seconds"]
         self.checks.state |= state["checks"]
-        self.head, self.temperatures = state["head"], state["temperatures"]
+        self.head = state["head"]
+        self.temperatures = state["temperatures"]
         self.folder.rewind_metrics(state["metrics_size"])
 
     def _seconds(self) -> float:
         return self.seconds_before + time.perf_counter() - self.began
 
-    def _write(self, kind: str, step: int, values: Mapping[str, Any]) -> MetricsLine:
-        entry = self.folder.append(kind, step, values)
-        self.listener.entry(entry)
-        if self._board is not None:
-            prefix = "/".join(
-                [kind, *(str(values[key]) for key in ("part", "head") if key in values)]
-            )
-            for name, value in values.items():
-                if isinstance(value, float):
-                    self._board.add_scalar(f"{prefix}/{name}", value, step)
-        return entry
+    def _write(self, kind: str, step: int, values: Mapping[str, object]) -> MetricsLine:
+        line = self.folder.append(kind, step, values)
+        self.listener.entry(line)
+        return line
 
 
 class PseudoLabelChecks:
-    """Finds pseudo-labels that are of no use: (nearly) none accepted, all accepted, or far from the
-    classes of the labels.
+    """Finds useless pseudo-labels: nearly none accepted, nearly all, or far from the labels.
 
     Each is noted once per run, with the settings to change. All accepted is as intended without a
     threshold, and in the first thousand steps of FreeMatch, whose own threshold starts at 1/C.
@@ -230,11 +220,10 @@ class PseudoLabelChecks:
     """
 
     def __init__(self, experiment: Experiment, splits: Splits) -> None:
-        self.experiment, self.names, self.labeled = (
-            experiment,
-            splits.class_names,
-            splits.class_counts,
-        )
+        self.algorithm = experiment.algorithm
+        self.refiner = experiment.refiner
+        self.names = splits.class_names
+        self.labeled = splits.class_counts
         self.state: CheckState = {
             "none": 0,
             "every": 0,
@@ -244,83 +233,87 @@ class PseudoLabelChecks:
         }
 
     def add(self, window: PseudoFigures, scales: Mapping[str, float]) -> Iterator[str]:
-        """Take in a window of :class:`PseudoLabelStats`, with the GP's scales at its end, and yield
-        what to note.
-        """
-        state, steps, coverage = self.state, window["window"], window["coverage"]
-        state["none"] = state["none"] + steps if coverage < NEARLY else 0
-        state["every"] = state["every"] + steps if coverage > 1 - NEARLY else 0
-        if coverage >= NEARLY:  # where nothing is accepted, the classes do not matter
+        """Add a window of pseudo-labels, with the GP's scales at its end; yield new notes."""
+        state = self.state
+        steps = window["window"]
+        coverage = window["coverage"]
+        state["none"] = state["none"] + steps if coverage < NEARLY_NONE else 0
+        state["every"] = state["every"] + steps if coverage > 1 - NEARLY_NONE else 0
+        if coverage >= NEARLY_NONE:  # where nothing is accepted, the classes do not matter
             state["steps"] += steps
-            state["believed"] = [
-                a + b for a, b in zip(state["believed"], window["believed_counts"], strict=True)
-            ]
-        found = {}
-        if state["none"] >= CHECK_STEPS and self.experiment.algorithm.has_threshold:
-            found["none"] = self._none_accepted(scales)
-        if state["every"] >= CHECK_STEPS and self.experiment.algorithm.threshold:
-            found["every"] = self._every_accepted(scales)
-        if state["steps"] >= CHECK_STEPS and sum(state["believed"]) >= CHECK_ROWS * len(self.names):
-            if (hardly := hardly_believed(np.array(state["believed"]), self.labeled)) is not None:
-                found["classes"] = self._far_from_labels(hardly, scales)
-            state["steps"], state["believed"] = 0, [0] * len(self.names)
-        for kind, message in found.items():
+            counts = np.add(state["believed"], window["believed_counts"])
+            state["believed"] = counts.tolist()
+        messages = {}
+        if state["none"] >= CHECK_STEPS and self.algorithm.has_threshold:
+            messages["none"] = self._none_accepted(scales)
+        if state["every"] >= CHECK_STEPS and self.algorithm.threshold:
+            messages["every"] = self._every_accepted(scales)
+        enough = sum(state["believed"]) >= CHECK_LABELS * len(self.names)
+        if state["steps"] >= CHECK_STEPS and enough:
+            rare = collapsed_classes(np.array(state["believed"]), self.labeled)
+            if rare is not None:
+                messages["classes"] = self._far_from_labels(rare, scales)
+            state["steps"] = 0
+            state["believed"] = [0] * len(self.names)
+        for kind, message in messages.items():
             if kind not in state["noted"]:
                 state["noted"] = [*state["noted"], kind]
                 yield message
 
     def _none_accepted(self, scales: Mapping[str, float]) -> str:
-        raised = [
+        changes = [
             f"raise {self._now(name, scales)}"
             for name in scales
-            if name not in self.experiment.refiner.automatic
+            if name not in self.refiner.automatic
         ]
-        smoothing = self.experiment.algorithm.smoothing
-        raised += [f"raise algorithm.smoothing (now {smoothing:g})"] if smoothing < 1 else []
+        if self.algorithm.smoothing < 1:
+            changes.append(f"raise algorithm.smoothing (now {self.algorithm.smoothing:g})")
+        changes += [*self._threshold("lower"), "raise train.steps"]
         return (
-            f"Fewer than 1 in 1000 pseudo-labels were accepted in the last {self.state['none']} steps, so only labels train "
-            f"the network. To accept some, {_either(*raised, *self._threshold('lower'), 'raise train.steps')}."
+            f"Fewer than 1 in 1000 pseudo-labels were accepted in the last {self.state['none']} "
+            f"steps, so only labels train the network. To accept some, {_either(changes)}."
         )
 
     def _every_accepted(self, scales: Mapping[str, float]) -> str:
-        lowered = [f"lower {self._now('logit_scale', scales)}"] if scales else []
+        changes = [f"lower {self._now('logit_scale', scales)}"] if scales else []
+        changes += self._threshold("raise")
         return (
-            f"All but 1 in 1000 pseudo-labels were accepted in the last {self.state['every']} steps, so the threshold excludes "
-            f"nothing. Unless nearly all are right, {_either(*lowered, *self._threshold('raise'))}."
+            f"All but 1 in 1000 pseudo-labels were accepted in the last {self.state['every']} "
+            "steps, so the threshold excludes nothing. Unless nearly all are right, "
+            f"{_either(changes)}."
         )
 
-    def _far_from_labels(self, hardly: int, scales: Mapping[str, float]) -> str:
+    def _far_from_labels(self, rare: int, scales: Mapping[str, float]) -> str:
         believed = np.array(self.state["believed"])
-        prior = (
-            ["set refiner.class_prior=frequency"]
-            if self.experiment.refiner.class_prior == "none"
-            else []
-        )
-        other = [f"change {self._now('length_scale', scales)}"] if "length_scale" in scales else []
-        other = other if scales else ["use the GP (--refiner gp)"]
+        largest = int(believed.argmax())
+        changes = []
+        if self.refiner.class_prior == "none":
+            changes.append("set refiner.class_prior=frequency")
+        if "length_scale" in scales:
+            changes.append(f"change {self._now('length_scale', scales)}")
+        if not scales:
+            changes.append("use the GP (refiner=gp)")
+        changes.append("lower train.lr")
         return (
-            f"The pseudo-labels are far from the labels: in the last {self.state['steps']} steps {hardly} of {len(believed)} "
-            f"classes had less than a tenth of their share among the labels, and {100 * believed.max() / believed.sum():.1f}% of "
-            f"the pseudo-labels were {self.names[believed.argmax()]!r}. Unless the unlabelled images are of so few classes, "
-            f"{_either(*prior, *other, 'lower train.lr')}."
+            "The pseudo-labels are far from the labels: in the last "
+            f"{self.state['steps']} steps {rare} of {len(believed)} classes had less than a tenth "
+            f"of their share among the labels, and {100 * believed[largest] / believed.sum():.1f}% "
+            f"of the pseudo-labels were {self.names[largest]!r}. Unless the unlabelled images are "
+            f"of so few classes, {_either(changes)}."
         )
 
     def _threshold(self, verb: str) -> list[str]:
-        threshold = self.experiment.algorithm.threshold
+        threshold = self.algorithm.threshold
         return [f"{verb} algorithm.threshold (now {threshold:g})"] if threshold else []
 
     def _now(self, name: str, scales: Mapping[str, float]) -> str:
-        auto = (
-            ", chosen by auto"
-            if name in self.experiment.refiner.automatic
-            else "; auto chooses one"
-        )
+        automatic = name in self.refiner.automatic
+        auto = ", chosen by auto" if automatic else "; auto chooses one"
         return f"refiner.{name} (now {scales[name]:.4g}{auto})"
 
 
-def hardly_believed(believed: Array, labeled: Array) -> int | None:
-    """Return how many classes hardly occur among pseudo-labels where these have collapsed onto a
-    few classes, else None.
+def collapsed_classes(believed: Array, labeled: Array) -> int | None:
+    """Return how many classes hardly occur where pseudo-labels have collapsed, else None.
 
     r_c = (b_c / sum b) / (n_c / sum n) compares shares among pseudo-labels and labels. Classes with
     r_c < 0.1 hardly occur, and a collapse is that more than half of them do, or that one class has
@@ -332,19 +325,11 @@ def hardly_believed(believed: Array, labeled: Array) -> int | None:
         believed: (C,) pseudo-labels of each class. labeled: (C,) labelled images of each class,
             none of them 0.
     """
-    hardly = int((believed / believed.sum() < HARDLY * labeled / labeled.sum()).sum())
-    return hardly if 2 * hardly > len(believed) or (believed > 0).sum() == 1 else None
+    rare = int((believed / believed.sum() < RARE_SHARE * labeled / labeled.sum()).sum())
+    return rare if 2 * rare > len(believed) or (believed > 0).sum() == 1 else None
 
 
-def _either(*changes: str) -> str:
-    return " or ".join(filter(None, (", ".join(changes[:-1]), changes[-1])))
-
-
-def _tensorboard(folder: RunFolder) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise ImportError(
-            "train.tensorboard needs the extra: pip install 'semigpc[tensorboard]'."
-        ) from error
-    return SummaryWriter(str(folder.path / "tensorboard"))
+def _either(changes: list[str]) -> str:
+    """Join as in "a, b or c"."""
+    *first, last = changes
+    return f"{', '.join(first)} or {last}" if first else last

@@ -17,7 +17,7 @@ from semigpc.algorithms import ALGORITHMS, Algorithm
 from semigpc.io.errors import CheckpointError
 from semigpc.models import Adapter, Classifier, build_model
 from semigpc.refiners import REFINERS, GaussianProcessRefiner, Refiner
-from semigpc.training.experiment import Experiment
+from semigpc.training.experiment import Experiment, settings_of
 from semigpc.training.optim import (
     average_of,
     build_optimizer,
@@ -27,7 +27,6 @@ from semigpc.training.optim import (
 )
 from semigpc.training.processes import prepare_to_share, shared_networks
 from semigpc.training.run_folder import Checkpoint
-from semigpc.training.settings import settings_of
 from semigpc.types import HeadSpec, ModelOutput, Networks, Task
 
 

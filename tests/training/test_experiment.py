@@ -13,9 +13,8 @@ from semigpc.refiners import (
 )
 from semigpc.refiners.gp_config import ENGINES, EngineOptions
 from semigpc.training import Experiment, TrainConfig
-from semigpc.training.experiment import override_all
+from semigpc.training.experiment import REMOVED_SETTINGS, override_all, upgraded
 from semigpc.training.presets import digits
-from semigpc.training.settings import REMOVED_SETTINGS
 
 
 def test_an_experiment_survives_json() -> None:
@@ -38,7 +37,7 @@ def test_an_engine_survives_json_with_its_options(engine: EngineOptions) -> None
     [
         ("train.lr=3e-4", 3e-4),
         ("train.steps=1e3", 1000),
-        ("train.tensorboard=true", True),
+        ("train.tf32=true", True),
         ("train.optimizer=sgd", "sgd"),
         ("train.workers=none", None),
         ("refiner.logit_scale=auto", "auto"),
@@ -114,7 +113,7 @@ def test_later_settings_win() -> None:
         ("train.steps=1.5", r"train\.steps must be a valid integer; got 1\.5"),
         ("train.steps=true", r"train\.steps must be a valid integer; got true"),
         ("train.optimizer=adam", r"train\.optimizer must be 'adamw' or 'sgd'; got \"adam\""),
-        ("train.tensorboard=1", r"train\.tensorboard must be a valid boolean; got 1"),
+        ("train.tf32=1", r"train\.tf32 must be a valid boolean; got 1"),
         ("train.lr=-1", r"train: lr must be positive; got -1\.0"),
         ("augment.mean=[1, 2]", r"augment\.mean\[2\] is missing"),
         ("data.split=4", r"data\.split"),
@@ -169,7 +168,20 @@ def test_a_removed_setting_is_answered_with_its_successor(setting: str) -> None:
     assignment = setting if "=" in setting else f"{setting}=1"
     with pytest.raises(SettingsError) as raised:
         digits().override([assignment])
-    assert REMOVED_SETTINGS[setting] in str(raised.value)
+    assert REMOVED_SETTINGS[setting].instead in str(raised.value)
+
+
+def test_settings_of_an_old_run_that_changed_nothing_are_dropped() -> None:
+    experiment = digits(algorithm="simmatch")
+    old = experiment.to_plain()
+    old["refiner"] |= {"output_scale": 1.0, "learn_per_class": False}
+    old["refiner"]["engine"] = {"name": "auto", "rank": None, "landmark_steps": 0}
+    old["train"] |= {"compat_usb_order": False, "tensorboard": True}
+    old["algorithm"]["compat_usb"] = False
+    assert Experiment.from_plain(upgraded(old)) == experiment
+    old["refiner"]["output_scale"] = 2.0
+    with pytest.raises(SettingsError, match=r"output_scale was removed; .*noise_std"):
+        Experiment.from_plain(upgraded(old))
 
 
 def test_a_config_file_with_a_removed_setting_is_answered_too() -> None:
@@ -219,17 +231,17 @@ def test_configs_of_another_kind_are_refused() -> None:
         (
             "algorithm",
             "fixmatch",
-            r"algorithm must be a group of settings, of which one is its name",
+            r"algorithm must be a group of settings with a name",
         ),
         (
             "algorithm",
             {"threshold": 0.5},
-            r"algorithm must be a group of settings, of which one is its name",
+            r"algorithm must be a group of settings with a name",
         ),
         (
             "algorithm",
             {"name": ["fixmatch"]},
-            r"algorithm must be a group of settings, of which one is its name",
+            r"algorithm must be a group of settings with a name",
         ),
         ("augment", None, r"augment is a group of settings"),
         ("seed", "x" * 1000, r'seed must be a valid integer; got "x{79}\.\.\.'),
@@ -247,13 +259,13 @@ def test_a_config_file_that_was_edited_is_refused(key: str, value: object, messa
     [
         (
             "ensemble",
-            r"refiner\.engine must be a group of settings, of which one is its name; got 'ensemble'",
+            r"refiner\.engine must be a group of settings with a name; got 'ensemble'",
         ),
-        (None, r"refiner\.engine must be a group of settings, of which one is its name; got None"),
-        ({"rank": 3}, r"refiner\.engine must be a group of settings, of which one is its name"),
+        (None, r"refiner\.engine must be a group of settings with a name; got None"),
+        ({"rank": 3}, r"refiner\.engine must be a group of settings with a name"),
         (
             {"name": ["ensemble"]},
-            r"refiner\.engine must be a group of settings, of which one is its name",
+            r"refiner\.engine must be a group of settings with a name",
         ),
         ({"name": "exakt"}, r"unknown refiner\.engine 'exakt'; did you mean 'exact'\?"),
         (
