@@ -33,11 +33,10 @@ from semigpc.models import OnFrozen
 from semigpc.models.encoder import frozen_backbone, weights_hash
 from semigpc.refiners import GaussianProcessRefiner
 from semigpc.training.evaluate import Predictions, judged_head, predict, refilled
-from semigpc.training.experiment import Experiment
+from semigpc.training.experiment import Experiment, settings_of
 from semigpc.training.metrics import Head, Part
 from semigpc.training.run_data import load_splits
 from semigpc.training.run_folder import Choice, RunFolder, SplitFacts
-from semigpc.training.settings import settings_of
 from semigpc.training.state import assemble, build_fabric, products_in
 
 HeadChoice = Literal["auto", "linear", "gp"]
