@@ -28,8 +28,8 @@ from semigpc.refiners import GPConfig, PlacementConfig, SimilarityConfig
 from semigpc.training import Experiment, train
 from semigpc.training.experiment import config_type
 from semigpc.training.presets import digits, mnist
-from semigpc.training.run_data import DataCache
 from semigpc.training.run_folder import RunFolder
+from semigpc.training.state import DataCache
 
 BASES = ("fixmatch", "freematch", "simmatch", "remixmatch")
 LABELS_ONLY = "supervised"

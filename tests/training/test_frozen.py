@@ -30,8 +30,8 @@ from semigpc.training import (
 from semigpc.training.comparison import Cell, ComparisonListener, compare
 from semigpc.training.evaluate import predict
 from semigpc.training.inference import load_run
-from semigpc.training.run_data import cached_features
 from semigpc.training.run_folder import read_checkpoint
+from semigpc.training.state import DataCache, Progress, cached_features
 from tests.training.small_runs import small_run
 from tests.training.test_resume import assert_same_end, kill_at
 
@@ -72,12 +72,10 @@ def splits_of(experiment: Experiment) -> Splits:
     return DATASETS["digits"].load(experiment.data, experiment.seed)
 
 
-def features_of(experiment: Experiment, **options: Any) -> CachedFeatures:
-    assert experiment.frozen is not None
-    splits = options.pop("splits", None) or splits_of(experiment)
-    return cached_features(
-        experiment.frozen, experiment.model, experiment.augment, splits, device=CPU, **options
-    )
+def features_of(
+    experiment: Experiment, splits: Splits | None = None, progress: Progress | None = None
+) -> CachedFeatures:
+    return cached_features(experiment, splits or splits_of(experiment), CPU, progress)
 
 
 def weights(run: Path) -> dict[str, Tensor]:
@@ -133,7 +131,7 @@ def test_features_are_computed_in_torch_with_a_warning_where_onnx_runtime_is_mis
     monkeypatch.setattr(encoder, "WORTHWHILE_PIXELS", 0)
     monkeypatch.setattr(encoder, "ONNX_PACKAGES", ("onnxruntime_of_nowhere",))
     with pytest.warns(
-        UserWarning, match=r"in torch and not in ONNX Runtime, .* pip install 'semigpc\[embedded\]'"
+        UserWarning, match=r"in torch, not in .*ONNX Runtime: .* pip install 'semigpc\[embedded\]'"
     ):
         features_of(frozen_run())
     assert list(own_cache.glob("*/*.safetensors"))
@@ -192,9 +190,7 @@ def test_whether_features_had_to_be_computed_changes_no_bit(
 def test_resuming_without_frozen_is_refused_by_name(tmp_path: Path) -> None:
     experiment = frozen_run("fixmatch", "none")
     train(experiment, tmp_path)
-    with pytest.raises(
-        RuntimeError, match=r"begun with other settings: .*frozen\.views was 2, now None"
-    ):
+    with pytest.raises(RuntimeError, match=r"other settings: .*frozen\.views was 2, now None"):
         train(replace(experiment, frozen=None), tmp_path, resume=True)
 
 
@@ -343,14 +339,13 @@ def test_frozen_settings_can_be_overridden() -> None:
             frozen_run().override([f"frozen.{name}=0"])
     with pytest.raises(
         SettingsError,
-        match=r"frozen must be a FrozenConfig or None; got 2. Use --features cached instead.",
+        match=r"frozen must be a FrozenConfig or None; got 2. Set features=cached",
     ):
         small_run().override(["frozen=2"])
 
 
 def test_features_cannot_be_rotated() -> None:
-    message = r"^features cannot be rotated as images can; set algorithm\.rotation_weight=0 in frozen mode\.$"
-    with pytest.raises(SettingsError, match=message):
+    with pytest.raises(SettingsError, match=r"rotated.* algorithm\.rotation_weight=0"):
         replace(small_run("remixmatch", "none"), frozen=FrozenConfig())
 
 
@@ -425,3 +420,39 @@ def test_a_comparison_that_goes_on_computes_what_is_missing(tmp_path: Path) -> N
     (_, first), (_, second), _ = told
     assert 0 < second < first
     assert told == [(0, first), (1, second), (2, 0)]
+
+
+# Data that several runs share ---------------------------------------------------------------------
+
+
+def test_runs_that_share_their_data_end_with_the_same_bits_as_alone(tmp_path: Path) -> None:
+    cache, short = DataCache(), ("train.steps=8", "train.eval_steps=8")
+    for algorithm, refiner in (("fixmatch", "gp"), ("remixmatch", "none")):
+        experiment = frozen_run(algorithm, refiner, *short)
+        alone = train(experiment, tmp_path / algorithm / "alone")
+        shared = train(experiment, tmp_path / algorithm / "shared", cache=cache)
+        assert shared["results"] == alone["results"]
+        found, expected = (
+            weights(tmp_path / algorithm / "shared"),
+            weights(tmp_path / algorithm / "alone"),
+        )
+        assert all(found[name].equal(value) for name, value in expected.items())
+
+
+def test_data_are_read_again_where_they_differ() -> None:
+    cache = DataCache()
+    first = cache.run_data(frozen_run("fixmatch"))
+    assert cache.run_data(frozen_run("simmatch", "none")) == first
+    other = cache.run_data(frozen_run("fixmatch", seed=1))
+    assert other.splits.sha256 != first.splits.sha256
+    again = cache.run_data(frozen_run("fixmatch"))
+    assert again.splits is not first.splits
+    assert again.source is not first.source
+    assert again.splits.sha256 == first.splits.sha256
+
+
+def test_images_are_listed_once_for_all_runs_with_the_same_data() -> None:
+    cache = DataCache()
+    first = cache.run_data(small_run("fixmatch", "none"))
+    assert cache.run_data(small_run("simmatch", "gp")).splits is first.splits
+    assert cache.splits(small_run().data, 5) is not first.splits

@@ -18,10 +18,9 @@ from semigpc.training import Experiment, train
 from semigpc.training.experiment import Precision, TrainConfig
 from semigpc.training.loop import Run, take_step
 from semigpc.training.processes import Interrupt, Stopped
-from semigpc.training.run_data import DataCache
 from semigpc.training.run_folder import RunFolder, read_checkpoint
 from semigpc.training.run_log import Listener
-from semigpc.training.state import Trainer
+from semigpc.training.state import DataCache, Trainer
 from semigpc.types import Clock
 from tests.training.small_runs import small_run
 

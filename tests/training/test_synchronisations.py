@@ -15,10 +15,9 @@ from semigpc.addons import ADDONS
 from semigpc.algorithms import ALGORITHMS
 from semigpc.training.loop import Run, take_step
 from semigpc.training.processes import Interrupt
-from semigpc.training.run_data import DataCache
 from semigpc.training.run_folder import RunFolder
 from semigpc.training.run_log import Listener, RunLog
-from semigpc.training.state import build_fabric
+from semigpc.training.state import DataCache, build_fabric
 from semigpc.types import Clock
 from tests.pretend_device import Copy, PretendDevice
 from tests.training.small_runs import small_run

@@ -116,7 +116,7 @@ def train(
     from semigpc.training import train as run_training
     from semigpc.training.presets import RECIPES, TrainOptions, resolve
     from semigpc.training.processes import has_rank, process_group
-    from semigpc.training.run_data import DataCache
+    from semigpc.training.state import DataCache
 
     options = TrainOptions(
         algorithm=algorithm,

@@ -24,9 +24,9 @@ from semigpc.training.experiment import Experiment
 from semigpc.training.loop import train
 from semigpc.training.metrics import CLASS_GROUPS, FIGURES, METRIC
 from semigpc.training.processes import Stopped
-from semigpc.training.run_data import DataCache
 from semigpc.training.run_folder import REDO_SUMMARY, MetricsLine, RunFolder, RunSummary
 from semigpc.training.run_log import Listener
+from semigpc.training.state import DataCache
 
 WITHOUT = "none"  # the refiner that others are compared with
 REPORT_EVERY = 10  # steps between messages of a run in another process

@@ -35,9 +35,8 @@ from semigpc.refiners import GaussianProcessRefiner
 from semigpc.training.evaluate import Predictions, judged_head, predict, refilled
 from semigpc.training.experiment import Experiment, settings_of
 from semigpc.training.metrics import Head, Part
-from semigpc.training.run_data import load_splits
 from semigpc.training.run_folder import Choice, RunFolder, SplitFacts
-from semigpc.training.state import assemble, build_fabric, products_in
+from semigpc.training.state import DataCache, assemble, build_fabric, products_in
 
 HeadChoice = Literal["auto", "linear", "gp"]
 
@@ -136,7 +135,7 @@ class LoadedRun:
         The data are read again and must still be what they were, as far as this part is concerned.
         """
         try:
-            splits = load_splits(self.experiment)
+            splits = DataCache().splits(self.experiment.data, self.experiment.seed)
         except DataError as error:
             raise DataError(
                 f"{error} The data are those that {self.folder.config} names."

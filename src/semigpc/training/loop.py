@@ -33,7 +33,6 @@ from semigpc.training.processes import (
     check_same_everywhere,
     sum_gradients,
 )
-from semigpc.training.run_data import DataCache, RunData
 from semigpc.training.run_folder import (
     Checkpoint,
     RunFolder,
@@ -43,7 +42,7 @@ from semigpc.training.run_folder import (
     write_checkpoint,
 )
 from semigpc.training.run_log import Listener, RunLog
-from semigpc.training.state import Trainer, assemble, build_fabric, products_in
+from semigpc.training.state import DataCache, RunData, Trainer, assemble, build_fabric, products_in
 from semigpc.types import Batch, Clock, StepOutput
 
 LEAST_SCALE = (

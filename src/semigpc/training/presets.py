@@ -24,7 +24,7 @@ from semigpc.models.backbones import VITS, has_embedded_weights, input_statistic
 from semigpc.training import Experiment, FrozenConfig, TrainConfig
 from semigpc.training.comparison import Cell
 from semigpc.training.experiment import config_type, override_all
-from semigpc.training.run_data import DataCache
+from semigpc.training.state import DataCache
 
 EMBEDDED = ModelConfig(name="tf_efficientnet_lite0", pretrained="embedded")
 DIGITS_UNLABELED_HEAD = 120  # unlabelled digits of the largest class

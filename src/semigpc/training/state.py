@@ -1,10 +1,11 @@
-"""What trains, assembled from an experiment, and how it is saved and restored."""
+"""The state of a run: what trains, how it is saved and restored, and the data it trains on."""
 
 import logging
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,10 +15,23 @@ from torch import Tensor, nn
 
 from semigpc.addons import ADDONS, AddOn
 from semigpc.algorithms import ALGORITHMS, Algorithm
+from semigpc.data import (
+    DATASETS,
+    Augment,
+    CachedFeatures,
+    CacheKey,
+    FeatureCache,
+    Splits,
+    ViewSource,
+    cache_root,
+)
+from semigpc.data.loaders import worker_count
 from semigpc.io.errors import CheckpointError
+from semigpc.io.threads import granted, using
 from semigpc.models import Adapter, Classifier, build_model
+from semigpc.models.encoder import Encoder
 from semigpc.refiners import REFINERS, GaussianProcessRefiner, Refiner
-from semigpc.training.experiment import Experiment, settings_of
+from semigpc.training.experiment import Experiment, name_of, settings_of
 from semigpc.training.optim import (
     average_of,
     build_optimizer,
@@ -28,6 +42,8 @@ from semigpc.training.optim import (
 from semigpc.training.processes import prepare_to_share, shared_networks
 from semigpc.training.run_folder import Checkpoint
 from semigpc.types import HeadSpec, ModelOutput, Networks, Task
+
+Progress = Callable[[int, int], None]  # images done, of so many
 
 
 @dataclass
@@ -275,3 +291,93 @@ def assemble(
         else shared_networks(student, teacher, fabric)
     )
     return Trainer(fabric, model, average, optimizer, networks, refiner, addon, algorithm)
+
+
+# Data ---------------------------------------------------------------------------------------------
+
+
+class RunData(NamedTuple):
+    """The splits of a run, and the source of views: their images, or cached features of these."""
+
+    splits: Splits
+    source: ViewSource
+
+
+class DataCache:
+    """Keeps what was loaded last, since reading it can take as long as a short run.
+
+    Make a new one for every command, so that data which change between two commands are read again.
+    """
+
+    def __init__(self) -> None:
+        self._splits: tuple[tuple[object, int], Splits] | None = None
+        self._features: tuple[tuple[object, ...], CachedFeatures] | None = None
+
+    def splits(self, data: object, seed: int) -> Splits:
+        """Return the splits of a config out of ``DATASETS``, with a seed."""
+        if self._splits is None or self._splits[0] != (data, seed):
+            self._splits = None  # before others are read: only one of them is in memory
+            self._features = None
+            self._splits = (data, seed), DATASETS[name_of("data", data)].load(data, seed)
+        return self._splits[1]
+
+    def keep(self, data: object, seed: int, splits: Splits) -> None:
+        """Keep splits that were made elsewhere, equal to what this config and seed would load."""
+        self._splits = (data, seed), splits
+        self._features = None
+
+    def run_data(
+        self,
+        experiment: Experiment,
+        device: torch.device | None = None,
+        progress: Progress | None = None,
+    ) -> RunData:
+        """Return splits and view source of an experiment; missing features are computed.
+
+        Args:
+            experiment: whose data.
+            device: that computes features; without one a GPU if there is one.
+            progress: receives how many images are done, and of how many.
+        """
+        splits = self.splits(experiment.data, experiment.seed)
+        if experiment.frozen is None:
+            return RunData(splits, Augment(experiment.augment))
+        network = (experiment.augment, experiment.model, experiment.frozen)
+        key = (experiment.data, experiment.seed, *network)
+        if self._features is None or self._features[0] != key:
+            self._features = None
+            device = device or build_fabric(experiment).device
+            self._features = key, cached_features(experiment, splits, device, progress)
+        return RunData(splits, self._features[1])
+
+
+def cached_features(
+    experiment: Experiment,
+    splits: Splits,
+    device: torch.device,
+    progress: Progress | None = None,
+) -> CachedFeatures:
+    """Return the features of these splits from the cache, after computing those that are missing."""
+    assert experiment.frozen is not None
+    augment = experiment.augment
+    with settings_of("model"):
+        encoder = Encoder(experiment.model, augment.image_size, device)
+    key = CacheKey(
+        network=experiment.model.name,
+        weights=encoder.weights,
+        augment=augment,
+        views=experiment.frozen.views,
+        width=encoder.width,
+    )
+
+    def prepare(views: int) -> None:
+        if (reason := encoder.accelerate(views, threads=granted())) is not None:
+            warnings.warn(
+                f"Features are computed in torch, not in the faster ONNX Runtime: {reason}",
+                stacklevel=2,
+            )
+
+    with using(granted()):
+        cache = FeatureCache(key, cache_root())
+        workers = worker_count(experiment.train.workers, splits.labeled.images, Augment(augment))
+        return cache.features(splits, encoder, prepare=prepare, workers=workers, progress=progress)
