@@ -50,6 +50,7 @@ from semigpc.io.errors import CheckpointError, FileError, RunError, SettingsErro
 from semigpc.io.tensors import open_tensors, remove_unfinished_tensors, save_tensors
 from semigpc.io.text import printable
 from semigpc.io.threads import cores
+from semigpc.io.versions import versions
 from semigpc.training.experiment import Experiment, flattened, upgraded
 from semigpc.training.metrics import FIGURES, LARGEST, LOOSE, Figures, Head, class_groups
 
