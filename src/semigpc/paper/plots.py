@@ -43,7 +43,16 @@ from semigpc.paper.toy import (
     propagate,
     situations,
 )
-from semigpc.report.style import BLUE, FONT, GREEN, GREY, MUTED, NAMED, ORANGE, PURPLE
+from semigpc.report.style import (
+    BLUE,
+    FONT,
+    GREEN,
+    GREY,
+    MOST_NAMED_CLASSES,
+    MUTED,
+    ORANGE,
+    PURPLE,
+)
 from semigpc.report.wording import short
 
 # Distinct in normal vision and in each of the three colour blindnesses, in full and at half strength.
@@ -137,7 +146,7 @@ def _draw_recalls(axes: Axes, cells: Mapping[str, CellFigures]) -> None:
 
 
 def _name_classes(axes: Axes, names: Sequence[str]) -> None:
-    if len(names) > NAMED // 2:
+    if len(names) > MOST_NAMED_CLASSES // 2:
         axes.set_xlabel("class, from the largest to the smallest")
         return
     ticks = [short(name) for name in names]

@@ -1,36 +1,38 @@
 """The page of one run: what came out, how it got there, and what went in."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
 
 from semigpc.report import style
 from semigpc.report.charts import (
-    NUMBERED,
-    SMALL,
+    MOST_NARROW,
+    MOST_NUMBERED,
+    Look,
     confusion_chart,
+    draw_curve,
     pseudo_map_chart,
     recall_chart,
     reliability_chart,
     share_chart,
 )
-from semigpc.report.style import Chart, Entry, Floats, series
+from semigpc.report.style import Chart, series
 from semigpc.report.wording import (
     HEAD_NAMES,
     JUDGED,
     SCORE_NAMES,
+    Record,
     count,
     duration,
     flatten,
     metric_name,
+    number_of,
     percent,
-    run_title,
 )
 from semigpc.training.metrics import CLASS_GROUPS
-from semigpc.training.run_folder import HEADS, PARTS, RunRecord, read_run
+from semigpc.training.run_folder import HEADS, PARTS, MetricsLine, RunRecord, RunSettings, read_run
 
 CHOICES = {
     "last": "Last step",
@@ -55,7 +57,35 @@ LOSS_NAMES = {
 }  # others are named by their key
 LOSS_COLOURS = (style.BLUE, style.ORANGE, style.PURPLE, style.GOLD, style.GREEN, style.GREY)
 HEAD_COLOURS = {"linear": style.BLUE, "gp": style.ORANGE}
-MOST_POINTS = 300  # of a curve; neighbours in longer ones are averaged
+SCALE_NAMES = {
+    "logit_scale": "lambda (refiner.logit_scale)",
+    "length_scale": "l (refiner.length_scale)",
+}
+PSEUDO_LINES = {
+    "coverage": ("coverage: share of images accepted", style.GREEN),
+    "precision": ("precision: share of accepted ones that are right", style.PURPLE),
+    "ece": ("calibration error of accepted ones", style.ORANGE),
+}
+
+
+@dataclass(frozen=True)
+class ResultRow:
+    """A row of the table of results: which step, what it was measured on, and its figures."""
+
+    name: str
+    where: str
+    step: float | None
+    figures: Record
+
+
+@dataclass(frozen=True)
+class Screening:
+    """How well images of no class are told apart: AUROC by score, best first, and image counts."""
+
+    step: int
+    n_in: int | None
+    n_out: int | None
+    scores: list[tuple[str, float]]
 
 
 def write_run_report(folder: Path) -> Path:
@@ -68,9 +98,8 @@ def write_run_report(folder: Path) -> Path:
         FileNotFoundError: if the folder holds neither config.json nor metrics.jsonl.
     """
     run = read_run(folder)
-    entry: Entry = run.headline() or {}
-    broad = SMALL < len(run.class_names) <= NUMBERED  # the matrix is too wide to share its row
-    matrix, reliability = confusion_chart(run, entry), reliability_chart(entry, alone=broad)
+    last = run.headline()
+    figures: Record = last or {}
     counts = {name: run.counts(key) for key, name in COUNTS.items()}
     context = {
         "title": run_title(run.config, run.summary.get("label")),
@@ -81,14 +110,9 @@ def write_run_report(folder: Path) -> Path:
         "facts": _facts(run),
         "results": _results(run),
         "columns": _columns(run),
-        "measured": f"{entry['part']} images, {_head(entry)}, step {count(entry.get('step'))}"
-        if "part" in entry
-        else "",
+        "measured": _measured(figures),
         "accuracy": style.chart_rows([accuracy_chart(run)]),
-        "classes": style.chart_rows(
-            [recall_chart(run, entry)],
-            *([[matrix], [reliability]] if broad else [[matrix, reliability]]),
-        ),
+        "classes": _class_charts(run, last),
         "screening": _screening(run),
         "pseudo": style.chart_rows(
             [pseudo_chart(run)], [scale_chart(run)], [share_chart(run)], [pseudo_map_chart(run)]
@@ -106,59 +130,63 @@ def write_run_report(folder: Path) -> Path:
     return style.write_page(folder / "report.html", "run.html", context)
 
 
+def run_title(config: RunSettings, label: str | None = None) -> str:
+    """Name a run by its method, data and seed, as far as they are known.
+
+    Args:
+        config: of the run.
+        label: the name of the method for people.
+    """
+    parts = [config.get("algorithm"), config.get("addon"), config.get("refiner")]
+    names = [str((part or {}).get("name", "none")) for part in parts]
+    method = label or " + ".join(name for name in names if name != "none") or "Run"
+    data = (config.get("data") or {}).get("name")
+    where = f" on {data}" if data else ""
+    seed = f", seed {config['seed']}" if "seed" in config else ""
+    return f"{method}{where}{seed}"
+
+
 def _state(run: RunRecord) -> str:
-    """Say in one sentence how the run ended."""
+    """Return one sentence on how the run ended."""
     steps = (run.config.get("train") or {}).get("steps")
     of = f" of {count(steps)}" if isinstance(steps, int) else ""
     if run.summary:
-        verb = {"finished": "Finished", "stopped": "Stopped before the end,"}.get(
-            str(run.summary.get("status")), "Ended"
-        )
-        return f"{verb} at step {count(run.summary.get('step'))}{of}, after {duration(run.summary.get('seconds'))}."
-    reached = max(
-        (int(one["step"]) for kind in (run.train, run.evals, run.pseudo) for one in kind),
-        default=None,
+        verbs = {"finished": "Finished", "stopped": "Stopped before the end,"}
+        verb = verbs.get(run.summary.get("status", ""), "Ended")
+        step = count(run.summary.get("step"))
+        return f"{verb} at step {step}{of}, after {duration(run.summary.get('seconds'))}."
+    reached = [line["step"] for line in (*run.train, *run.evals, *run.pseudo)]
+    where = f"it has reached step {count(max(reached))}{of}" if reached else "it has no metrics yet"
+    return (
+        f"No summary.json: the run was interrupted or is still running; {where}, and the numbers "
+        "are those of its last evaluation."
     )
-    where = (
-        f"it has reached step {count(reached)}{of}"
-        if reached is not None
-        else "it has written no metrics"
-    )
-    return f"No summary.json: the run was interrupted or is still going; {where}, and the numbers are of its last evaluation."
 
 
 def _warnings(run: RunRecord) -> list[str]:
-    bad = [
-        int(entry["step"])
-        for entry in run.train
-        if "loss" in entry and not len(series([entry], "loss")[0])
-    ]
-    return (
-        [
-            f"The training loss was not a finite number at step {count(bad[0])} ({len(bad)} times in all)."
-        ]
-        if bad
-        else []
-    )
+    losses = [line for line in run.train if "loss" in line]
+    bad = [line["step"] for line in losses if number_of(line, "loss") is None]
+    if not bad:
+        return []
+    return [f"The training loss was NaN or infinite at step {count(bad[0])} ({len(bad)} in all)."]
 
 
 def _facts(run: RunRecord) -> list[tuple[str, str]]:
-    """Name the few numbers a reader asks for first."""
+    """Return the few numbers that a reader looks for first."""
     facts = [("Classes", count(len(run.class_names)))]
-    labelled, known = run.counts("labeled_counts"), run.counts("unlabeled_counts")
-    unlabelled = run.split.get("unlabeled", None if known is None else known.sum())
+    labelled = run.counts("labeled_counts")
     if labelled is not None and len(labelled):
         facts.append(("Labelled images", count(labelled.sum())))
         if (fewest := labelled.min()) > 0:
             facts.append(("Most to fewest", f"{labelled.max() / fewest:.3g} to 1"))
+    known = run.counts("unlabeled_counts")
+    unlabelled = run.split.get("unlabeled", None if known is None else known.sum())
     if unlabelled is not None:
         facts.append(("Unlabelled images", count(unlabelled)))
-    speed, waiting = (
-        series(run.train, "steps_per_second")[1],
-        series(run.train, "data_wait_share")[1],
-    )
+    _, speed = series(run.train, "steps_per_second")
     if len(speed):
-        facts.append(("Steps a second", f"{np.median(speed):.3g}"))
+        facts.append(("Steps per second", f"{np.median(speed):.3g}"))
+    _, waiting = series(run.train, "data_wait_share")
     if len(waiting):
         facts.append(("Waiting for data", percent(float(np.median(waiting)))))
     if device := run.environment.get("device"):
@@ -166,71 +194,88 @@ def _facts(run: RunRecord) -> list[tuple[str, str]]:
     return facts
 
 
-def _results(run: RunRecord) -> list[dict[str, Any]]:
-    """List the rows of the headline table: the choices of the summary, then the last evaluations it
-    does not contain.
-    """
-    summarised = run.results
-    rows: list[tuple[str, Entry]] = [
-        (name, result) for key, name in CHOICES.items() if (result := summarised.get(key))
+def _results(run: RunRecord) -> list[ResultRow]:
+    """Return the choices of the summary, then the last evaluations that it does not contain."""
+    rows: list[tuple[str, MetricsLine]] = [
+        (name, result) for key, name in CHOICES.items() if (result := run.results.get(key))
     ]
-    last: Entry = run.last_result or {}
+    last = run.last_result
+    summarised = None if last is None else (last.get("part"), last.get("head"))
     for part in PARTS:
         for head in HEADS:
-            entries = run.curve(part, head)
-            if entries and (part, head) != (last.get("part"), last.get("head")):
-                rows.append(("Last step" if summarised else "Last evaluation", entries[-1]))
+            lines = run.curve(part, head)
+            if lines and (part, head) != summarised:
+                rows.append(("Last step" if run.results else "Last evaluation", lines[-1]))
     return [
-        {
-            "name": name,
-            "where": ", ".join(filter(None, (str(entry.get("part", "")), _head(entry))))
-            + (JUDGED if entry.get("judged") else ""),
-            "step": entry.get("step"),
-            "entry": entry,
-        }
-        for name, entry in rows
+        ResultRow(name, _where(figures), number_of(figures, "step"), figures)
+        for name, figures in rows
     ]
 
 
-def _head(entry: Entry) -> str:
-    return HEAD_NAMES.get(str(entry.get("head")), str(entry.get("head", "")))
+def _where(figures: Record) -> str:
+    parts = [str(figures.get("part", "")), _head(figures)]
+    judged = JUDGED if figures.get("judged") else ""
+    return ", ".join(filter(None, parts)) + judged
+
+
+def _head(figures: Record) -> str:
+    head = str(figures.get("head", ""))
+    return HEAD_NAMES.get(head, head)
+
+
+def _measured(figures: Record) -> str:
+    if "part" not in figures:
+        return ""
+    step = count(number_of(figures, "step"))
+    return f"{figures['part']} images, {_head(figures)}, step {step}"
 
 
 def _columns(run: RunRecord) -> list[str]:
-    """Return the metrics of the headline table; of five classes all are among the first five, so
-    top-5 needs more.
-    """
+    """Return the metrics of the table; top-5 needs more than five classes."""
     top5 = ("top5",) if len(run.class_names) > 5 else ()
     return ["balanced_accuracy", "top1", *top5, *CLASS_GROUPS, "macro_f1", "ece"]
 
 
-def _screening(run: RunRecord) -> dict[str, Any] | None:
-    """Return how well images of no class are told apart at the last evaluation, the AUROC of each
-    score best first.
-    """
+def _class_charts(run: RunRecord, last: MetricsLine | None) -> list[list[Chart]]:
+    """Return recall, confusions and reliability of the last evaluation."""
+    if last is None:
+        return []
+    broad = MOST_NARROW < len(run.class_names) <= MOST_NUMBERED  # too wide to share its row
+    matrix = confusion_chart(run, last.get("confusion"))
+    reliability = reliability_chart(
+        last.get("reliability"),
+        number_of(last, "ece"),
+        temperature=number_of(last, "temperature"),
+        beside=broad,
+    )
+    rows = [[matrix], [reliability]] if broad else [[matrix, reliability]]
+    return style.chart_rows([recall_chart(run, last)], *rows)
+
+
+def _screening(run: RunRecord) -> Screening | None:
+    """Return the last evaluation of how well images of no class are told apart."""
     if not run.screening:
         return None
-    last: Entry = run.screening[-1]
-    scores = {
-        SCORE_NAMES.get(key, key): float(last[key]) for key in last if key.startswith("auroc_")
-    }
-    return {
-        "n_in": None,
-        "n_out": None,
-        **last,
-        "rows": sorted(scores.items(), key=lambda pair: -pair[1]),
-    }
+    last = run.screening[-1]
+    scores = [
+        (SCORE_NAMES.get(key, key), value)
+        for key in last
+        if key.startswith("auroc_") and (value := number_of(last, key)) is not None
+    ]
+    scores.sort(key=lambda score: -score[1])
+    return Screening(last["step"], last.get("n_in"), last.get("n_out"), scores)
 
 
-def _sections(config: Entry) -> list[tuple[str, list[tuple[str, str]]]]:
+def _sections(config: RunSettings) -> list[tuple[str, list[tuple[str, str]]]]:
     """Group the configuration by its first level; what is not nested stands under "run"."""
-    nested = {
-        str(key): flatten(value)
-        for key, value in config.items()
-        if isinstance(value, Mapping) and value
-    }
-    flat = [(str(key), str(value)) for key, value in config.items() if str(key) not in nested]
-    return [*nested.items(), *([("run", flat)] if flat else [])]
+    sections = []
+    flat = []
+    for key, value in config.items():
+        if isinstance(value, Mapping) and value:
+            sections.append((key, flatten(value)))
+        else:
+            flat.append((key, str(value)))
+    return [*sections, ("run", flat)] if flat else sections
 
 
 # Curves over the steps ----------------------------------------------------------------------------
@@ -238,10 +283,8 @@ def _sections(config: Entry) -> list[tuple[str, list[tuple[str, str]]]]:
 
 def loss_chart(run: RunRecord) -> Chart | None:
     """Draw each part of the training loss."""
-    others = {
-        key for entry in run.train for key in entry if key.startswith("loss")
-    } - LOSS_NAMES.keys()
-    keys = [*LOSS_NAMES, *sorted(others)]
+    logged = {key for line in run.train for key in line if key.startswith("loss")}
+    keys = [*LOSS_NAMES, *sorted(logged - LOSS_NAMES.keys())]
     curves = {key: curve for key in keys if len((curve := series(run.train, key))[0])}
     if not curves:
         return None
@@ -249,118 +292,86 @@ def loss_chart(run: RunRecord) -> Chart | None:
     parts = [key for key in curves if key != "loss"]
     for key, curve in curves.items():
         name = LOSS_NAMES.get(key, key.removeprefix("loss_").replace("_", " "))
-        colour = style.INK if key == "loss" else LOSS_COLOURS[parts.index(key) % len(LOSS_COLOURS)]
-        draw_curve(axes, curve, label=name, color=colour, linewidth=1.8 if key == "loss" else 1.4)
+        if key == "loss":
+            draw_curve(axes, curve, label=name, color=style.INK)
+        else:
+            colour = LOSS_COLOURS[parts.index(key) % len(LOSS_COLOURS)]
+            draw_curve(axes, curve, label=name, color=colour, linewidth=1.4)
     style.name_panel(axes)
     axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
     style.step_axis(axes)
     style.key_below(figure)
-    return style.chart(
-        figure,
-        "Loss",
-        "Each part, here before its weight, should settle; a part stuck at zero does no work.",
+    caption = (
+        "Each part, before its weight, should settle; a part that stays at zero has no effect."
     )
+    return style.chart(figure, "Loss", caption)
 
 
 def accuracy_chart(run: RunRecord) -> Chart | None:
     """Draw balanced accuracy and top-1 for each part and head that was measured."""
-    curves = {
-        (part, head): entries
-        for part in PARTS
-        for head in HEADS
-        if (entries := run.curve(part, head))
-    }
-    if not curves:
+    curves = {(part, head): run.curve(part, head) for part in PARTS for head in HEADS}
+    if not any(curves.values()):
         return None
     figure, both = style.panels(1, 2, height=3.5)
-    best: Entry = run.results.get("best_on_validation") or {}
-    chosen = best.get("step")
+    best = run.results.get("best_on_validation")
     validation = {"linestyle": (0, (4, 2)), "markerfacecolor": style.PAPER, "linewidth": 1.3}
     for axes, key in zip(both, ("balanced_accuracy", "top1"), strict=True):
-        for (part, head), entries in curves.items():
-            look = {"label": f"{part}, {HEAD_NAMES[head]}", "color": HEAD_COLOURS[head]}
-            draw_curve(
-                axes, series(entries, key), **look, **(validation if part == "validation" else {})
-            )
-        if chosen is not None:
-            axes.axvline(
-                chosen,
-                color=style.GREY,
-                linestyle=":",
-                linewidth=1.2,
-                label="step chosen on validation",
-            )
+        for (part, head), lines in curves.items():
+            look: Look = {"label": f"{part}, {HEAD_NAMES[head]}", "color": HEAD_COLOURS[head]}
+            look |= validation if part == "validation" else {}
+            if lines:
+                draw_curve(axes, series(lines, key), **look)
+        if best is not None:
+            dotted: Look = {"color": style.GREY, "linestyle": ":", "linewidth": 1.2}
+            axes.axvline(best["step"], label="step chosen on validation", **dotted)
         style.name_panel(axes, metric_name(key))
         style.share_axis(axes)
         style.step_axis(axes)
     style.key_below(figure)
-    caption = "Balanced accuracy counts every class alike: where it lags behind top-1, the rare classes pay for it."
+    caption = (
+        "Balanced accuracy weights all classes equally: where it lags behind top-1, rare classes "
+        "are found less often."
+    )
     return style.chart(figure, "Accuracy over training", caption)
 
 
 def pseudo_chart(run: RunRecord) -> Chart | None:
-    """Draw how many unlabelled images got a pseudo-label, how many of those were right, and their
-    calibration error.
-    """
-    looks = {
-        "coverage": ("coverage: share of images accepted", style.GREEN),
-        "precision": ("precision: share of accepted ones that are right", style.PURPLE),
-        "ece": ("calibration error of accepted ones", style.ORANGE),
-    }
-    curves = {key: curve for key in looks if len((curve := series(run.pseudo, key))[0])}
+    """Draw coverage, precision and calibration error of the pseudo-labels."""
+    curves = {key: curve for key in PSEUDO_LINES if len((curve := series(run.pseudo, key))[0])}
     if not curves:
         return None
     figure, (axes,) = style.panels(1, 1, height=3.0)
     for key, curve in curves.items():
-        draw_curve(axes, curve, label=looks[key][0], color=looks[key][1])
+        label, colour = PSEUDO_LINES[key]
+        draw_curve(axes, curve, label=label, color=colour)
     style.name_panel(axes)
     style.share_axis(axes, whole=True)
     style.step_axis(axes)
     style.key_below(figure)
-    unknown = (
-        ""
-        if "precision" in curves
-        else " Precision is not known, as the unlabelled images have no true labels here."
+    caption = (
+        "Coverage should rise without precision falling: more but worse labels teach mistakes."
     )
-    error = (
-        " The calibration error is the gap between precision and mean confidence, bin by bin."
-        if "ece" in curves
-        else ""
-    )
-    caption = f"Coverage should rise without precision falling: accepting more but worse labels teaches mistakes.{error}{unknown}"
+    if "ece" in curves:
+        caption += " The calibration error is the mean gap between precision and confidence."
+    if "precision" not in curves:
+        caption += " Precision is not known, as the unlabelled images have no true labels here."
     return style.chart(figure, "Quality of the pseudo-labels", caption)
 
 
 def scale_chart(run: RunRecord) -> Chart | None:
     """Draw lambda and l of the GP, each in a panel of its own."""
-    names = {
-        "logit_scale": "lambda (refiner.logit_scale)",
-        "length_scale": "l (refiner.length_scale)",
-    }
-    curves = {
-        name: curve for key, name in names.items() if len((curve := series(run.train, key))[0])
-    }
+    curves = {key: curve for key in SCALE_NAMES if len((curve := series(run.train, key))[0])}
     if not curves:
         return None
     figure, panels = style.panels(1, len(curves), height=2.6)
-    for axes, (name, curve) in zip(panels, curves.items(), strict=True):
+    for axes, (key, curve) in zip(panels, curves.items(), strict=True):
         draw_curve(axes, curve, color=style.BLUE)
         axes.set_ylim(0, 1.1 * axes.get_ylim()[1])
-        style.name_panel(axes, name)
+        style.name_panel(axes, SCALE_NAMES[key])
         style.step_axis(axes)
-    caption = "A larger lambda makes every pseudo-label more confident; with a larger l, labels reach less similar images."
+    caption = (
+        "lambda multiplies the scores of the Gaussian process before the softmax: a larger one "
+        "makes every pseudo-label more confident. l is its length-scale: with a larger one, labels "
+        "reach less similar images."
+    )
     return style.chart(figure, "Scales of the GP", caption)
-
-
-def draw_curve(axes: Axes, curve: tuple[Floats, Floats], **look: Any) -> None:
-    """Draw steps and values (S,), each pair marked if there are few, and neighbours averaged if
-    there are many.
-    """
-    steps, values = curve
-    if len(steps) > MOST_POINTS:
-        steps, values = (
-            np.array([piece.mean() for piece in np.array_split(numbers, MOST_POINTS)])
-            for numbers in curve
-        )
-    marks = {"marker": "o", "markersize": 3.2} if len(steps) <= style.FEW_POINTS else {}
-    axes.plot(steps, values, **{"linewidth": 1.8, **marks, **look})

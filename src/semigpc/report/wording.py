@@ -1,17 +1,12 @@
-"""How pages and commands write numbers and names."""
+"""How pages and commands write numbers and names. Nothing here needs matplotlib."""
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 from semigpc.io.text import printable
 
-METRICS = {
-    "top1": "Top-1",
-    "top5": "Top-5",
-    "macro_f1": "Macro F1",
-    "ece": "ECE",
-}  # others are named by their key
+Record = Mapping[str, object]  # a line or a result of a run
+METRIC_NAMES = {"top1": "Top-1", "top5": "Top-5", "macro_f1": "Macro F1", "ece": "ECE"}
 HEAD_NAMES = {"linear": "linear head", "gp": "GP head"}
 JUDGED = " (judged)"  # after the name of the head whose figures count, and which predicts
 SCORE_NAMES = {
@@ -32,7 +27,7 @@ def percent(share: float | None) -> str:
 
 
 def mean_and_spread(mean: float | None, std: float | None, n: int) -> tuple[str, str]:
-    """Write a mean share and its deviation in percent, without the sign; one seed has no deviation."""
+    """Write a mean share and its deviation in percent; one seed has no deviation."""
     spread = f"{PLUS_MINUS} {100 * std:.1f}" if std is not None and n > 1 else ""
     return (ABSENT, "") if mean is None else (f"{100 * mean:.1f}", spread)
 
@@ -46,7 +41,7 @@ def points(difference: float | None) -> str:
 
 
 def count(value: float | None) -> str:
-    """Write a whole number with thousands set apart."""
+    """Write a whole number with a thousands separator."""
     return ABSENT if value is None or not math.isfinite(value) else f"{value:,.0f}"
 
 
@@ -64,11 +59,13 @@ def duration(seconds: float | None) -> str:
 
 
 def no_new_labels(needed: Mapping[str, int | None], *, most: int = 12) -> str:
-    """Return a sentence on the classes that get no new label and how many labels each needs, None
-    where that is not known.
+    """Return a sentence on the classes that get no new label, or nothing if there are none.
 
-    For example "No new labels for: heron, egret. Label 6 more of each."; nothing if there are no
-    such classes.
+    For example "No new labels for: heron, egret. Label 6 more of each."
+
+    Args:
+        needed: how many more labels each class needs; None where that is not known.
+        most: names that are listed.
     """
     if not needed:
         return ""
@@ -83,22 +80,21 @@ def no_new_labels(needed: Mapping[str, int | None], *, most: int = 12) -> str:
 
 
 def metric_name(key: str) -> str:
-    """Name a metric as a heading."""
-    return METRICS.get(key, key.replace("_", " ").capitalize())
+    """Name a metric as a heading; one without a name of its own by its key."""
+    return METRIC_NAMES.get(key, key.replace("_", " ").capitalize())
 
 
-def number_of(entry: Mapping[str, Any], key: str) -> float | None:
-    """Return a metric of an evaluation, looking among the class groups too; None where it is null,
-    missing or not finite.
-    """
-    value = entry[key] if key in entry else (entry.get("groups") or {}).get(key)
+def number_of(record: Record, key: str) -> float | None:
+    """Return a figure of a record or of its class groups; None if it is missing or not finite."""
+    value = record.get(key)
+    groups = record.get("groups")
+    if key not in record and isinstance(groups, Mapping):
+        value = groups.get(key)
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def short(name: str, limit: int = 18) -> str:
-    """Fit a class name to an axis: one line, cut in the middle if long, and never read as
-    mathematics by matplotlib.
-    """
+    """Fit a class name to an axis: one line, cut in the middle, and never read as mathematics."""
     line = printable(" ".join(name.split()))
     if len(line) > limit:
         tail = limit // 3
@@ -112,26 +108,7 @@ def counted(number: float, nouns: str) -> str:
     return f"{count(number)} {one if number == 1 else nouns}"
 
 
-def run_title(config: Mapping[str, Any], label: str | None = None) -> str:
-    """Name a run by its method, data and seed, as far as they are known; ``label`` is the method's
-    name for people.
-    """
-    names = {
-        part: str((config.get(part) or {}).get("name", ""))
-        for part in ("algorithm", "addon", "refiner", "data")
-    }
-    parts = [
-        names[part] for part in ("algorithm", "addon", "refiner") if names[part] not in ("", "none")
-    ]
-    on = f" on {names['data']}" if names["data"] else ""
-    return (
-        (label or " + ".join(parts) or "Run")
-        + on
-        + (f", seed {config['seed']}" if "seed" in config else "")
-    )
-
-
-def flatten(value: Any, prefix: str = "") -> list[tuple[str, str]]:
+def flatten(value: object, prefix: str = "") -> list[tuple[str, str]]:
     """List the leaves of nested dictionaries as dotted keys with their values as text."""
     if isinstance(value, Mapping) and value:
         return [
