@@ -97,7 +97,7 @@ def test_every_part_of_the_page_is_there_with_a_caption(finished: Finished) -> N
         "Reliability",
         "Quality of the pseudo-labels",
         "Scales of the GP",
-        "Class counts: given, believed, true",
+        "Class counts: given, predicted, true",
         "Pseudo-labels of each class over time",
         "Loss",
     ]
@@ -162,14 +162,8 @@ def test_an_interrupted_run_has_a_page_that_says_so(tmp_path: Path) -> None:
     with (tmp_path / "run" / "metrics.jsonl").open("a") as lines:
         lines.write('{"kind": "eval", "step": 500, "bal')
     page = page_of(tmp_path / "run")
-    assert (
-        "No summary.json: the run was interrupted or is still going; it has reached step 440 of 2,000"
-        in page
-    )
-    assert (
-        "Unreadable lines of metrics.jsonl, such as a kill leaves at the end, were left out: 1."
-        in page
-    )
+    assert re.search(r"No summary\.json: .*it has reached step 440 of 2,000", page)
+    assert "metrics.jsonl: 1 unreadable lines" in page
     assert page.count('<th scope="row">Last evaluation</th>') == 4
     assert OPTIMISTIC not in page
     assert "Confusion matrix" in page
@@ -192,8 +186,8 @@ def test_a_run_killed_before_its_first_line_has_a_page(tmp_path: Path) -> None:
     (tmp_path / "run" / "metrics.jsonl").write_text("")
     page = page_of(tmp_path / "run")
     assert "summary.json cannot be read: it is not JSON" in page
-    assert "it has written no metrics" in page
-    assert "No images were judged" in page
+    assert "it has no metrics yet" in page
+    assert "Nothing was evaluated" in page
 
 
 @pytest.mark.slow
@@ -201,7 +195,7 @@ def test_without_true_labels_the_page_says_what_is_not_known(tmp_path: Path) -> 
     write_run(tmp_path / "run", true_known=False)
     page = page_of(tmp_path / "run")
     assert "Precision is not known" in page
-    assert "Accepted, of those believed to be of the class" in page
+    assert "Accepted, of those predicted to be of the class" in page
     assert "true, among the unlabelled" not in page
 
 
@@ -247,16 +241,11 @@ def test_a_loss_that_is_not_finite_is_named(tmp_path: Path) -> None:
     write_run(tmp_path / "run")
     with (tmp_path / "run" / "metrics.jsonl").open("a") as lines:
         lines.write('{"kind": "train", "step": 2020, "loss": NaN, "loss_x": NaN}\n')
-    assert "The training loss was not a finite number at step 2,020 (1 times in all)." in page_of(
-        tmp_path / "run"
-    )
+    assert re.search(r"loss was NaN .*step 2,020 \(1 ", page_of(tmp_path / "run"))
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        FileNotFoundError,
-        match=r"holds config.json and metrics.jsonl; .* has neither. Give the folder",
-    ):
+    with pytest.raises(FileNotFoundError, match=r"config\.json .*Give the folder"):
         write_run_report(tmp_path)
 
 

@@ -8,7 +8,6 @@ from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow
@@ -21,8 +20,17 @@ from semigpc.io.errors import ImageError
 from semigpc.io.images import thumbnail
 from semigpc.io.paths import image_path
 from semigpc.report import style
-from semigpc.report.charts import class_axis, reliability_chart, share_lines_chart
+from semigpc.report.charts import (
+    GIVEN_LOOK,
+    TRUE_LOOK,
+    ClassList,
+    Look,
+    class_axis,
+    reliability_chart,
+    share_lines_chart,
+)
 from semigpc.report.labeling_summary import (
+    ClassEvidence,
     Confusion,
     Evidence,
     LabelingSummary,
@@ -33,24 +41,20 @@ from semigpc.report.style import (
     BLUE,
     FONT,
     GREEN,
-    GREY,
     INK,
     MUTED,
-    NAMED,
     ORANGE,
     PAPER,
     Chart,
-    Entry,
     Floats,
     floats,
 )
 from semigpc.report.wording import count, counted, duration, flatten, no_new_labels, percent, short
-from semigpc.training.run_folder import RunRecord, SplitFacts
 
 LISTED = 100  # rows of a list; the tables of the folder have them all
 PAIRS_DRAWN = 15  # pairs of confused classes; the table has more
 INTERVAL = "95% interval"
-OFFSET: dict[str, Any] = {"textcoords": "offset points", "color": INK}  # of numbers beside bars
+OFFSET: Look = {"textcoords": "offset points", "color": INK}  # of numbers beside bars
 THUMBNAIL_SIZE = 96  # pixels along the longer side ...
 THUMBNAIL_QUALITY = 75  # ... and of JPEG: about 3 kB each
 IMAGES_SHOWN = 150  # on a page
@@ -188,11 +192,15 @@ def write_labeling_report(
     noun = facts["rows_noun"]
     methods = _methods(evidence)
     trust = _trust(facts, evidence, noun) if evidence else facts["why_none"]
-    diagram = {"reliability": evidence["reliability"]} if evidence else {}
     charts = {
         "shares": shares_chart(facts),
         "trust": trust_chart(evidence, facts["threshold"], facts["target_precision"]),
-        "reliability": reliability_chart(diagram, alone=True, noun="held-out labels"),
+        "reliability": reliability_chart(
+            evidence["reliability"] if evidence else None,
+            evidence["ece"] if evidence else None,
+            beside=True,
+            noun="held-out labels",
+        ),
         "recall": recall_chart(facts, evidence),
         "pairs_taken": pairs_chart(evidence),
         "peers": peers_chart(methods),
@@ -335,20 +343,27 @@ def _numbers(facts: LabelingSummary, evidence: Evidence | None, noun: str) -> li
     return numbers
 
 
-def _class_rows(facts: LabelingSummary, evidence: Evidence | None) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class ClassRow:
+    """A class in the table: labels, estimated share among the others, and what was measured."""
+
+    name: str
+    given: int
+    share: float | None
+    pseudo: int
+    measured: ClassEvidence | None
+
+
+def _class_rows(facts: LabelingSummary, evidence: Evidence | None) -> list[ClassRow]:
     """List the classes, most labelled first, with what was measured of each."""
-    run = classes_of(facts)
     measured = {row["class"]: row for row in evidence["per_class"]} if evidence else {}
-    return [
-        {
-            "name": run.class_names[c],
-            "given": facts["given"][c],
-            "share": facts["believed"][c] if _unlabelled(facts) else None,
-            "pseudo": facts["pseudo"][c],
-            "measured": measured.get(run.class_names[c], {}),
-        }
-        for c in run.order
-    ]
+    rows = []
+    for c in classes_of(facts).order:
+        name = facts["classes"][c]
+        share = facts["believed"][c] if _unlabelled(facts) else None
+        given = facts["given"][c]
+        rows.append(ClassRow(name, given, share, facts["pseudo"][c], measured.get(name)))
+    return rows
 
 
 def _listed(values: Mapping[str, float | str | None]) -> list[tuple[str, str]]:
@@ -397,39 +412,35 @@ def _verdict(methods: Sequence[Method]) -> str:
     )
 
 
-def classes_of(facts: LabelingSummary) -> RunRecord:
-    """Return the classes with their given labels, as charts with one place per class take them."""
-    split: SplitFacts = {"class_names": facts["classes"], "labeled_counts": facts["given"]}
-    return RunRecord(Path(), split=split)
+# Charts -------------------------------------------------------------------------------------------
+
+
+def classes_of(facts: LabelingSummary) -> ClassList:
+    """Return the classes with their given labels, in the order of the charts."""
+    return ClassList.by_count(facts["classes"], floats(facts["given"]))
 
 
 def shares_chart(facts: LabelingSummary) -> Chart | None:
     """Draw the shares of the classes: given labels, estimated among the others, new labels."""
-    run = classes_of(facts)
-    many = len(run.class_names) > NAMED
+    classes = classes_of(facts)
     counts = {"given": floats(facts["given"]), "pseudo": floats(facts["pseudo"])}
     if _unlabelled(facts):
         counts["believed"] = floats(facts["believed"])
-    shares = {
-        key: values[run.order] / values.sum() for key, values in counts.items() if values.sum() > 0
-    }
+    known = {key: values for key, values in counts.items() if values.sum() > 0}
+    shares = {key: values[classes.order] / values.sum() for key, values in known.items()}
     if not shares:
         return None
-    looks: dict[str, dict[str, Any]] = {
-        "believed": {
-            "color": MUTED,
-            "linewidth": 6,
-            "alpha": 0.45,
-            "label": "estimated, without a given label",
-        },
-        "given": {"color": BLUE, "linestyle": (0, (4, 2)), "label": "given labels"},
-        "pseudo": {"color": ORANGE, "label": "new labels", "marker": "" if many else "o"},
+    marker = "" if classes.many else "o"
+    looks: dict[str, Look] = {
+        "believed": TRUE_LOOK | {"label": "estimated, without a given label"},
+        "given": GIVEN_LOOK | {"label": "given labels"},
+        "pseudo": {"color": ORANGE, "label": "new labels", "marker": marker},
     }
-    averaged = {
-        key: style.running_mean(values) if many and key != "given" else values
-        for key, values in shares.items()
-    }
-    lines = [(averaged[key], look) for key, look in looks.items() if key in shares]
+    lines = []
+    for key, look in looks.items():
+        if key in shares:
+            averaged = classes.many and key != "given"
+            lines.append((style.running_mean(shares[key]) if averaged else shares[key], look))
     caption = (
         "Orange should follow the broad grey line; where it falls below, more of that class was "
         "left open than of others. Where grey and blue differ, classes have other shares among the "
@@ -437,8 +448,8 @@ def shares_chart(facts: LabelingSummary) -> Chart | None:
     )
     if "pseudo" not in shares:
         caption = "No new labels were made; see how unevenly the given ones are distributed."
-    known = [shares.get("given", shares[next(iter(shares))])]
-    return share_lines_chart(run, lines, known, "Shares of the classes", caption, averaged=True)
+    scale = [shares.get("given", shares[next(iter(shares))])]
+    return share_lines_chart(classes, lines, scale, "Shares of the classes", caption, averaged=True)
 
 
 def trust_chart(evidence: Evidence | None, threshold: float, target: float | None) -> Chart | None:
@@ -452,37 +463,24 @@ def trust_chart(evidence: Evidence | None, threshold: float, target: float | Non
     low = floats([point["low"] for point in curve])
     high = floats([point["high"] for point in curve])
     figure, (left, right) = style.panels(1, 2, height=3.7)
-    left.fill_between(
-        coverage, low, high, color=BLUE, alpha=0.22, linewidth=0, label=f"its {INTERVAL}"
-    )
+    band: Look = {"color": BLUE, "alpha": 0.22, "linewidth": 0}
+    left.fill_between(coverage, low, high, label=f"its {INTERVAL}", **band)
     left.plot(coverage, precision, color=BLUE, linewidth=2, label="precision of the labels made")
-    right.fill_between(at, low, high, color=BLUE, alpha=0.22, linewidth=0)
+    right.fill_between(at, low, high, **band)
     right.plot(at, precision, color=BLUE, linewidth=2)
-    right.plot(
-        at,
-        coverage,
-        color=GREEN,
-        linewidth=2,
-        linestyle=(0, (5, 1.5)),
-        label="coverage: share that gets a label",
-    )
+    dashed: Look = {"color": GREEN, "linewidth": 2, "linestyle": (0, (5, 1.5))}
+    right.plot(at, coverage, label="coverage: share that gets a label", **dashed)
     chosen = evidence["chosen"]
     if chosen["precision"] is not None:
-        dot: dict[str, Any] = {
-            "linestyle": "none",
-            "marker": "o",
-            "markersize": 9,
-            "markeredgecolor": PAPER,
-            "zorder": 5,
-        }
-        left.plot(chosen["coverage"], chosen["precision"], color=ORANGE, label="as chosen", **dot)
-        right.plot(threshold, chosen["precision"], color=ORANGE, **dot)
+        dot: Look = {"linestyle": "none", "marker": "o", "markersize": 9, "color": ORANGE}
+        dot |= {"markeredgecolor": PAPER, "zorder": 5}
+        left.plot(chosen["coverage"], chosen["precision"], label="as chosen", **dot)
+        right.plot(threshold, chosen["precision"], **dot)
     right.axvline(threshold, color=ORANGE, linewidth=1.2, zorder=1)
     for axes in (left, right):
         if target is not None:
-            axes.axhline(
-                target, color=INK, linestyle=":", linewidth=1.2, label="precision requested"
-            )
+            dotted: Look = {"color": INK, "linestyle": ":", "linewidth": 1.2}
+            axes.axhline(target, label="precision requested", **dotted)
         axes.xaxis.set_major_formatter(style.percents())
     left.set_xlim(-0.02, 1.02)
     right.set_xlim(min(float(at.min()), threshold) - 0.02, 1.02)
@@ -503,48 +501,29 @@ def recall_chart(facts: LabelingSummary, evidence: Evidence | None) -> Chart | N
     """Draw recall and precision of each class on held-out labels, with intervals for few classes."""
     if not evidence:
         return None
-    run = classes_of(facts)
-    n = len(run.class_names)
-    rows = {row["class"]: row for row in evidence["per_class"]}
-    measured: list[Entry] = [dict(rows[run.class_names[c]]) for c in run.order]
-    recall, precision = (floats([row[key] for row in measured]) for key in ("recall", "precision"))
+    classes = classes_of(facts)
+    by_class = {row["class"]: row for row in evidence["per_class"]}
+    rows = [by_class[classes.names[c]] for c in classes.order]
+    recall = floats(row["recall"] for row in rows)
     if not np.isfinite(recall).any():
         return None
     figure, (axes,) = style.panels(1, 1, height=3.6)
-    x = np.arange(n)
-    for key, values, colour, mark, aside in (
-        ("recall", recall, BLUE, "o", -0.14),
-        ("precision", precision, ORANGE, "D", 0.14),
-    ):
-        if n <= NAMED:
-            low = floats([row[f"{key}_low"] for row in measured])
-            high = floats([row[f"{key}_high"] for row in measured])
-            axes.vlines(x + aside, low, high, color=colour, linewidth=1.6, alpha=0.7)
-            axes.plot(
-                x + aside,
-                values,
-                mark,
-                color=colour,
-                markersize=6,
-                markeredgecolor=PAPER,
-                label=key,
-                zorder=4,
-            )
-        else:
-            axes.scatter(x, values, color=colour, s=8, linewidths=0, alpha=0.55, zorder=2)
-            axes.plot(
-                x,
-                style.running_mean(values),
-                color=colour,
-                linewidth=1.8,
-                label=f"{key} (running mean)",
-                zorder=3,
-            )
-    class_axis(axes, run)
+    recall_interval = (
+        floats(row["recall_low"] for row in rows),
+        floats(row["recall_high"] for row in rows),
+    )
+    _draw_measured(axes, "recall", recall, recall_interval, classes.many)
+    precision_interval = (
+        floats(row["precision_low"] for row in rows),
+        floats(row["precision_high"] for row in rows),
+    )
+    precision = floats(row["precision"] for row in rows)
+    _draw_measured(axes, "precision", precision, precision_interval, classes.many)
+    class_axis(axes, classes)
     style.share_axis(axes, whole=True)
     style.key_below(figure)
     reading = "Each dot is a class."
-    if n <= NAMED:
+    if not classes.many:
         reading = f"Lines are {INTERVAL}s: long ones mean few labels."
     caption = (
         f"{reading} Low recall: rows of the class are taken for others; label more of the class. "
@@ -553,26 +532,42 @@ def recall_chart(facts: LabelingSummary, evidence: Evidence | None) -> Chart | N
     return style.chart(figure, "Recall and precision of each class", caption)
 
 
+def _draw_measured(
+    axes: Axes, key: str, values: Floats, interval: tuple[Floats, Floats], many: bool
+) -> None:
+    """Draw recall or precision (C,) of the classes, with their intervals if they are few."""
+    is_recall = key == "recall"
+    colour = BLUE if is_recall else ORANGE
+    x = np.arange(len(values))
+    if many:
+        axes.scatter(x, values, color=colour, s=8, linewidths=0, alpha=0.55, zorder=2)
+        line: Look = {"color": colour, "linewidth": 1.8, "zorder": 3}
+        axes.plot(x, style.running_mean(values), label=f"{key} (running mean)", **line)
+    else:
+        beside = x + (-0.14 if is_recall else 0.14)
+        low, high = interval
+        axes.vlines(beside, low, high, color=colour, linewidth=1.6, alpha=0.7)
+        dots: Look = {"color": colour, "markersize": 6, "markeredgecolor": PAPER, "zorder": 4}
+        axes.plot(beside, values, "o" if is_recall else "D", label=key, **dots)
+
+
 def pairs_chart(evidence: Evidence | None) -> Chart | None:
     """Draw the most frequent confusions as bars: which share of a class is taken for another."""
     pairs: list[Confusion] = evidence["confusions"][:PAIRS_DRAWN] if evidence else []
     if not pairs:
         return None
     figure, (axes,) = style.panels(1, 1, height=0.9 + 0.3 * len(pairs))
-    axes.barh(
-        np.arange(len(pairs)), [pair["count"] for pair in pairs], color=BLUE, height=0.68, zorder=2
-    )
+    counts = [pair["count"] for pair in pairs]
+    axes.barh(np.arange(len(pairs)), counts, color=BLUE, height=0.68, zorder=2)
+    names = []
     for place, pair in enumerate(pairs):
         written = f"{pair['count']:,} ({percent(pair['share'])} of the class)"
-        axes.annotate(
-            written, (pair["count"], place), (4, 0), va="center", fontsize=FONT - 0.5, **OFFSET
-        )
-    names = [
-        f"{short(pair['true'], 30)} \N{RIGHTWARDS ARROW} {short(pair['believed'], 30)}"
-        for pair in pairs
-    ]
-    _name_places(axes, names)
-    axes.set_xlim(0, 1.28 * max(pair["count"] for pair in pairs))
+        beside: Look = {"va": "center", "fontsize": FONT - 0.5, **OFFSET}
+        axes.annotate(written, (pair["count"], place), (4, 0), **beside)
+        true = short(pair["true"], 30)
+        names.append(f"{true} \N{RIGHTWARDS ARROW} {short(pair['believed'], 30)}")
+    style.name_places(axes, names)
+    axes.set_xlim(0, 1.28 * max(counts))
     axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
     style.name_panel(axes, x="held-out labels")
     caption = (
@@ -584,31 +579,18 @@ def pairs_chart(evidence: Evidence | None) -> Chart | None:
 
 def peers_chart(methods: Sequence[Method]) -> Chart | None:
     """Draw balanced and plain accuracy of each method on the same folds, with deviations."""
-    rows: list[Entry] = [dict(method) for method in methods]
-    if not any(row["balanced_accuracy"] is not None for row in rows):
+    if all(method["balanced_accuracy"] is None for method in methods):
         return None
-    figure, both = style.panels(1, 2, height=0.95 + 0.34 * len(rows))
-    colours = [GREY if row["failed"] else BLUE for row in rows]
-    colours = [
-        ORANGE if row["name"] == "semigpc" else colour
-        for row, colour in zip(rows, colours, strict=True)
-    ]
-    for axes, key in zip(both, ("balanced_accuracy", "accuracy"), strict=True):
-        value = floats([row[key] for row in rows])
-        spread = floats([row[f"{key}_std"] for row in rows])
-        _draw_spreads(axes, value, np.nan_to_num(spread), colours)
-        for place, row in enumerate(rows):
-            if row[key] is None:
-                side = axes.get_yaxis_transform()
-                axes.text(
-                    0.02, place, "failed", transform=side, va="center", fontsize=FONT, color=MUTED
-                )
-        titles = [short(row["title"], 34) if axes is both[0] else "" for row in rows]
-        _name_places(axes, titles)
-        axes.set_ylim(len(rows) - 0.4, -0.6)
-        axes.xaxis.set_major_locator(MaxNLocator(nbins=7, steps=[1, 2, 5, 10]))
-        axes.xaxis.set_major_formatter(style.percents())
-        style.name_panel(axes, "Balanced accuracy" if key == "balanced_accuracy" else "Accuracy")
+    figure, (left, right) = style.panels(1, 2, height=0.95 + 0.34 * len(methods))
+    balanced = floats(method["balanced_accuracy"] for method in methods)
+    balanced_std = floats(method["balanced_accuracy_std"] for method in methods)
+    _draw_accuracies(left, methods, balanced, np.nan_to_num(balanced_std))
+    style.name_panel(left, "Balanced accuracy")
+    plain = floats(method["accuracy"] for method in methods)
+    plain_std = floats(method["accuracy_std"] for method in methods)
+    _draw_accuracies(right, methods, plain, np.nan_to_num(plain_std))
+    style.name_panel(right, "Accuracy")
+    left.set_yticklabels([short(method["title"], 34) for method in methods])
     caption = (
         "Dots are over all held-out labels, lines one deviation over the folds; methods whose "
         "lines overlap are close."
@@ -616,31 +598,28 @@ def peers_chart(methods: Sequence[Method]) -> Chart | None:
     return style.chart(figure, "The same folds, by other methods", caption)
 
 
-def _draw_spreads(axes: Axes, value: Floats, spread: Floats, colours: Sequence[str]) -> None:
-    for place, (middle, half, colour) in enumerate(zip(value, spread, colours, strict=True)):
-        if np.isfinite(middle):
-            axes.hlines(
-                place,
-                max(0.0, middle - half),
-                min(1.0, middle + half),
-                color=colour,
-                linewidth=2.2,
-                alpha=0.6,
-            )
-            axes.plot(
-                middle, place, "o", color=colour, markersize=8, markeredgecolor=PAPER, zorder=4
-            )
-            axes.annotate(
-                percent(middle), (middle, place), (0, 6), ha="center", fontsize=FONT - 1.5, **OFFSET
-            )
-    low, high = np.nanmin(value - spread), np.nanmax(value + spread)
+def _draw_accuracies(
+    axes: Axes, methods: Sequence[Method], values: Floats, spreads: Floats
+) -> None:
+    """Draw a dot and a line of one deviation to either side for each method."""
+    for place, method in enumerate(methods):
+        value = values[place]
+        if not np.isfinite(value):
+            text: Look = {"va": "center", "fontsize": FONT, "color": MUTED}
+            axes.text(0.02, place, "failed", transform=axes.get_yaxis_transform(), **text)
+            continue
+        colour = ORANGE if method["name"] == "semigpc" else BLUE
+        low = max(0.0, value - spreads[place])
+        high = min(1.0, value + spreads[place])
+        axes.hlines(place, low, high, color=colour, linewidth=2.2, alpha=0.6)
+        dot: Look = {"color": colour, "markersize": 8, "markeredgecolor": PAPER, "zorder": 4}
+        axes.plot(value, place, "o", **dot)
+        above: Look = {"ha": "center", "fontsize": FONT - 1.5, **OFFSET}
+        axes.annotate(percent(value), (value, place), (0, 6), **above)
+    low, high = np.nanmin(values - spreads), np.nanmax(values + spreads)
     room = max(0.02, 0.12 * (high - low))
     axes.set_xlim(max(-0.02, low - room), min(1.02, high + room))
-
-
-def _name_places(axes: Axes, names: Sequence[str]) -> None:
-    """Name the places along y from the top down, one bar or dot each."""
-    axes.set_yticks(np.arange(len(names)), names)
-    axes.set_ylim(len(names) - 0.5, -0.5)
-    axes.grid(visible=False, axis="y")
-    axes.tick_params(axis="y", length=0)
+    style.name_places(axes, [""] * len(methods))
+    axes.set_ylim(len(methods) - 0.4, -0.6)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=7, steps=[1, 2, 5, 10]))
+    axes.xaxis.set_major_formatter(style.percents())
