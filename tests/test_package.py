@@ -49,6 +49,7 @@ def test_every_extra_that_a_message_names_exists() -> None:
     assert {"export", "ray", "review"} <= named <= set(PROJECT["optional-dependencies"])
 
 
+@pytest.mark.slow
 def test_the_main_verbs_import_no_extra() -> None:
     extras = "gpytorch onnx onnxruntime onnxscript pandas polars pytorch_lightning ray river starlette uvicorn"
     rooms = "cli training training.presets paper.reproduction estimator labeling.label models.encoder export"
@@ -61,6 +62,7 @@ def test_the_main_verbs_import_no_extra() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_the_version_is_told() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "semigpc", "--version"], capture_output=True, text=True, check=True

@@ -32,6 +32,7 @@ from semigpc.training.evaluate import predict
 from semigpc.training.inference import load_run
 from semigpc.training.run_folder import read_checkpoint
 from semigpc.training.state import DataCache, Progress, cached_features
+from tests.batteries import combinations
 from tests.training.small_runs import small_run
 from tests.training.test_resume import assert_same_end, kill_at
 
@@ -91,6 +92,7 @@ def marks(root: Path) -> list[bytes]:
     return found
 
 
+@pytest.mark.slow
 def test_onnx_runtime_computes_the_same_features(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,9 +142,9 @@ def test_features_are_computed_in_torch_with_a_warning_where_onnx_runtime_is_mis
 # Training -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("refiner", ["none", "gp"])
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize(
+    ("algorithm", "refiner"), combinations(list(ALGORITHMS), ["none", "gp"], costly=True)
+)
 def test_every_algorithm_trains_on_features(algorithm: str, refiner: str, tmp_path: Path) -> None:
     summary = train(frozen_run(algorithm, refiner, *QUICK), tmp_path)
     assert summary["status"] == "finished"
@@ -279,7 +281,7 @@ def test_a_run_is_used_with_the_network_it_was_trained_on_and_no_other(tmp_path:
     torch.save(SmallCNN().state_dict(), weights)  # drawn anew
     with pytest.raises(RunError, match="with other weights than it finds now"):
         load_run(tmp_path / "run")
-    with pytest.raises(RunError, match="begun on features of another network"):
+    with pytest.raises(RunError, match="on features of another network"):
         train(experiment, tmp_path / "run", resume=True)
 
 
@@ -390,7 +392,7 @@ class Recording(ComparisonListener):
         self.events.append("kept" if kept else "done")
 
 
-@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.nightly)])
 def test_a_comparison_computes_features_once_before_its_runs(
     jobs: int, own_cache: Path, tmp_path: Path
 ) -> None:

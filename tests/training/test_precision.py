@@ -153,6 +153,7 @@ def test_gradients_are_clipped_at_their_true_size(precision: Precision, tmp_path
     assert run.norms == pytest.approx([0.01, 0.01], rel=1e-3)
 
 
+@pytest.mark.slow
 def test_all_precisions_end_near_each_other(tmp_path: Path) -> None:
     runs = {name: Watched(name, tmp_path / name) for name in ("16-mixed", "bf16-mixed", "32-true")}
     start = runs["32-true"].weights
@@ -164,6 +165,7 @@ def test_all_precisions_end_near_each_other(tmp_path: Path) -> None:
         assert (runs[name].weights - plain).norm() < 0.5 * moved, name
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_the_scale_it_was_stopped_with(
     tmp_path: Path, scaled: Callable[[float], None]
 ) -> None:

@@ -104,6 +104,7 @@ def test_an_interrupted_run_resumes_to_the_same_bits(algorithm: str, tmp_path: P
     assert_same_end(killed, whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["exact", "ensemble"])
 def test_a_run_whose_scales_change_on_both_sides_of_the_break_ends_the_same(
     engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -19,6 +19,7 @@ from semigpc.training.run_folder import RunFolder
 from semigpc.training.run_log import Listener, RunLog
 from semigpc.training.state import DataCache, build_fabric
 from semigpc.types import Clock
+from tests.batteries import combinations
 from tests.pretend_device import Copy, PretendDevice
 from tests.training.small_runs import small_run
 
@@ -95,9 +96,9 @@ def waits_of(steps: list[Step]) -> Counter[tuple[str, str]]:
     return sum((step.waits for step in steps), Counter[tuple[str, str]]())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("engine", BUDGET)
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize(
+    ("algorithm", "engine"), combinations(list(ALGORITHMS), list(BUDGET), costly=True)
+)
 def test_a_step_with_a_gp_stays_within_its_budget(
     algorithm: str, engine: str, gpu: PretendDevice, tmp_path: Path
 ) -> None:
@@ -112,9 +113,13 @@ def test_a_step_with_a_gp_stays_within_its_budget(
 
 
 @pytest.mark.parametrize(
-    "setting", ["refiner.role=classifier", "refiner.confidence=expected", "train.clip_norm=1"]
+    ("algorithm", "setting"),
+    combinations(
+        ["fixmatch", "remixmatch", "simmatch"],
+        ["refiner.role=classifier", "refiner.confidence=expected", "train.clip_norm=1"],
+        costly=True,
+    ),
 )
-@pytest.mark.parametrize("algorithm", ["fixmatch", "remixmatch", "simmatch"])
 def test_other_uses_of_the_gp_stay_within_it_too(
     algorithm: str, setting: str, gpu: PretendDevice, tmp_path: Path
 ) -> None:
