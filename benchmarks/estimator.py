@@ -46,10 +46,9 @@ from benchmarks.tables import (
 )
 from semigpc.estimator import SemiGPClassifier, Status
 from semigpc.estimator.confidence import Answers, best_logit_scale
-from semigpc.estimator.fitting import TUNED
-from semigpc.estimator.memory import deal
+from semigpc.estimator.fitting import TUNED_LABELS
 from semigpc.estimator.scaling import fit_scalings
-from semigpc.gp import Kernel
+from semigpc.gp import Kernel, deal_rows
 from semigpc.gp.certainty import class_scales
 from semigpc.gp.kernels import make_kernel
 from semigpc.gp.scales import balanced_subset, choose_by_grid
@@ -423,7 +422,7 @@ def ensemble(task: ManyLabels, parts: Sequence[Tensor], *, precision: bool = Fal
 
 def shared(task: ManyLabels, limit: int, seed: int, *, share: float) -> Posterior:
     """Members as the estimator makes them: small classes are in all of them."""
-    parts = deal(
+    parts = deal_rows(
         task.targets.argmax(dim=1).numpy(), round(share * limit), np.random.default_rng(seed)
     )
     return ensemble(task, [torch.from_numpy(part) for part in parts])
@@ -492,7 +491,7 @@ def make_task(
     rng = np.random.default_rng(seed)
     rows = draw_labels(data["y_train"], labels, ratio, rng)
     X, codes = data["x_train"][rows], data["y_train"][rows]
-    tuned = balanced_subset(codes, TUNED, rng)
+    tuned = balanced_subset(codes, TUNED_LABELS, rng)
     scalings = fit_scalings(X, labels=len(X))
     points = {name: scaling(X[tuned]) for name, scaling in scalings.items()}
     setting = choose_by_grid(

@@ -36,9 +36,9 @@ from torch import Tensor
 from benchmarks.problems import Clusters
 from benchmarks.references import append_rows, drop_oldest_rows, kernel_matrix
 from benchmarks.timing import Step, resident_bytes
-from semigpc.estimator.peers import PEERS, fit_peer
 from semigpc.estimator.scaling import SCALINGS, fit_scalings
 from semigpc.gp.kernels import RBF
+from semigpc.labeling.peers import PEERS, fit_peer
 
 GPYTORCH_INSTALLED = find_spec("gpytorch") is not None
 LABELLERS = (

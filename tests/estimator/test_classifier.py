@@ -339,3 +339,16 @@ def test_labels_of_another_kind_are_refused_later_on() -> None:
     model = SemiGPClassifier().fit(X, np.where(codes < 0, None, codes.astype(str).astype(object)))
     with pytest.raises(ValueError, match="of the kind of the classes, such as '0'; got 3"):
         model.partial_fit(X[:1], [3])
+
+
+def test_a_fit_labels_its_own_rows_only_if_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    X, codes, truth = blobs()
+    model = SemiGPClassifier().fit(X, codes)
+    assert (model.transduction_[codes >= 0] == codes[codes >= 0]).all()
+    monkeypatch.setattr(SemiGPClassifier, "_answer", None)
+    model.fit(X, codes, transduce=False)
+    assert not hasattr(model, "transduction_")
+    unlabelled = np.flatnonzero(codes < 0)[:2]
+    model.partial_fit(X[unlabelled], truth[unlabelled] + 3, rows=unlabelled)
+    assert not hasattr(model, "transduction_")
+    assert set(model.classes_) > {0, 1, 2}

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from semigpc import SemiGPClassifier
-from semigpc.estimator.memory import deal
+from semigpc.gp import deal_rows
 from tests.estimator.long_tail import blobs
 
 COUNTS = (300, 80, 12, 2)
@@ -46,10 +46,11 @@ def by_hand(
 
     A row that is left out may still be ``counted`` in the class prior.
     """
-    memory, x = model._memory, model._scaling(queries).double()
+    memory = model._memory
+    x = model._scaling(queries).double()
     counts, means, variances = [], [], []
     for member in memory.members:
-        slots = [slot for slot in member.slots.tolist() if member.rows[slot] != without]
+        slots = member.slots[torch.from_numpy(memory.row_numbers()[member.places] != without)]
         h, Y = member.engine.features[slots], member.engine.targets[slots]
         K_inv = torch.linalg.inv(memory.kernel(h, h) + memory.noise_std**2 * torch.eye(len(h)))
         k = memory.kernel(x, h)
@@ -66,7 +67,7 @@ def by_hand(
 
 def test_all_rows_are_dealt_out_and_small_classes_go_to_every_member() -> None:
     codes = np.repeat(np.arange(4), COUNTS)
-    parts = deal(codes, 225, np.random.default_rng(0))
+    parts = deal_rows(codes, 225, np.random.default_rng(0))
     assert len(parts) == 3
     assert max(map(len, parts)) <= 225
     assert (np.unique(np.concatenate(parts)) == np.arange(len(codes))).all()
@@ -78,7 +79,7 @@ def test_all_rows_are_dealt_out_and_small_classes_go_to_every_member() -> None:
 
 
 def test_one_row_of_each_class_is_the_least_that_a_member_holds() -> None:
-    parts = deal(np.arange(50), 10, np.random.default_rng(0))
+    parts = deal_rows(np.arange(50), 10, np.random.default_rng(0))
     assert all(set(part) == set(range(50)) for part in parts)
 
 

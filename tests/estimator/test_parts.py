@@ -12,11 +12,7 @@ from semigpc.estimator.confidence import (
     estimate_shares,
     left_out_scores,
 )
-from semigpc.estimator.fitting import (
-    SURE,
-    Solver,
-    self_train,
-)
+from semigpc.estimator.fitting import JOINING_CONFIDENCE, TrainingRows, self_train
 from semigpc.estimator.scaling import fit_scalings
 from semigpc.gp.certainty import class_scales
 from semigpc.gp.kernels import make_kernel
@@ -105,22 +101,34 @@ def test_unlike_columns_are_told_from_alike_ones() -> None:
     assert set(fit_scalings(X)) == {"standard", "rank"}
 
 
-def test_only_sure_rows_join_and_no_class_more_than_its_share() -> None:
+def test_only_confident_rows_join_and_no_class_more_than_its_share() -> None:
     X, codes, truth = blobs(counts=(8, 4, 4), unlabeled=100)
     known = codes >= 0
-    points = {
-        side: torch.from_numpy(X[rows]) for side, rows in (("labelled", known), ("bare", ~known))
-    }
-    solver = Solver(make_kernel("rbf", 6.0), 0.2, 8.0)
-    targets = torch.nn.functional.one_hot(torch.from_numpy(codes[known])).double()
-    positions, soft, classes = self_train(
-        solver, points["labelled"], targets, points["bare"], rounds=3
+    labels = torch.from_numpy(codes[known])
+    rows = TrainingRows(
+        points=torch.from_numpy(X[known]),
+        codes=labels,
+        targets=torch.nn.functional.one_hot(labels).double(),
+        numbers=np.flatnonzero(known),
+        unlabeled=torch.from_numpy(X[~known]),
+        unlabeled_numbers=np.flatnonzero(~known),
     )
-    assert len(positions)
+    memory = rows.memory(make_kernel("rbf", 6.0), 0.2, equalised=True)
+    scores = memory.score(rows.unlabeled).mean
+    helped, classes = self_train(memory, rows, scores, 8.0, rounds=3)
+    assert helped is not None
     assert (classes.numpy() == truth[~known]).mean() > 0.95
-    assert len(positions.unique()) == len(positions)
-    assert (soft.max(dim=1).values >= SURE).all()
-    assert (soft.argmax(dim=1).numpy() == truth[~known][positions]).mean() > 0.95
+    assert (helped.given()[0] == rows.numbers).all(), "joined rows have no given label"
+    (member,) = helped.members
+    joined = torch.from_numpy(np.isin(helped.row_numbers(), rows.unlabeled_numbers))
+    soft = member.engine.targets[member.slots[member.places.argsort()]][joined]
+    assert len(soft) == len(helped) - 16
+    assert (soft.max(dim=1).values >= JOINING_CONFIDENCE).all()
+    numbers = helped.row_numbers()[joined.numpy()]
+    assert (soft.argmax(dim=1).numpy() == truth[numbers]).mean() > 0.95
+    nobody, classes = self_train(memory, rows, scores, 8.0, rounds=0)
+    assert nobody is None
+    assert (classes == scores.argmax(dim=1)).all()
 
 
 def test_targets_keep_their_kind() -> None:

@@ -9,7 +9,6 @@ import pytest
 from numpy.typing import NDArray
 
 from semigpc.estimator import LeftOutLabels, SemiGPClassifier
-from semigpc.estimator.peers import PEERS, Peer, fit_peer
 from semigpc.labeling import evidence as module
 from semigpc.labeling.evidence import (
     STAYS,
@@ -33,6 +32,7 @@ from semigpc.labeling.evidence import (
     weighted_share,
     wilson,
 )
+from semigpc.labeling.peers import PEERS, Peer, fit_peer
 from semigpc.report.labeling_page import write_labeling_report
 from semigpc.report.labeling_summary import LabelingSummary
 from tests.report.labeled import make_facts

@@ -87,7 +87,7 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         classes_: (C,) sorted. class_counts_: (C,) given labels. class_shares_: (C,) estimated
             shares among the unlabelled rows.
         transduction_: (n,) labels of the rows that were fitted: the given ones, and those given out
-            for the others.
+            for the others. Not with ``fit(..., transduce=False)``.
         threshold_: (C,) confidence below which a label of each class is withheld; 0 if none ever
             is.
         promise_: what can be said of the labels given out, see :class:`semigpc.estimator.Promise`.
@@ -130,7 +130,7 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     # Learning -------------------------------------------------------------------------------------
 
-    def fit(self, X: Any, y: Any, *, rows: Any = None) -> Self:
+    def fit(self, X: Any, y: Any, *, rows: Any = None, transduce: bool = True) -> Self:
         """Learn from rows of which some are labelled.
 
         Args:
@@ -138,10 +138,12 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 is no label; a sparse indicator matrix is accepted too.
             rows: (n,) numbers that identify the rows in explanations and corrections; 0 .. n - 1 if
                 left out.
+            transduce: whether to label all rows for ``transduction_``, which costs as much as
+                ``predict``. Without it there is no such attribute.
         """
-        return self._fit(X, y, None, rows)
+        return self._fit(X, y, None, rows, transduce=transduce)
 
-    def _fit(self, X: Any, y: Any, classes: Any, rows: Any) -> Self:
+    def _fit(self, X: Any, y: Any, classes: Any, rows: Any, *, transduce: bool = True) -> Self:
         options = FitOptions.of(self.get_params())
         X = validate_data(self, X, dtype=np.float32)
         codes, self.classes_ = read_targets(y, None if classes is None else np.unique(classes))
@@ -174,8 +176,13 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         )
         self._count()
         self._rows_seen = int(numbers.max()) + 1
-        self._fitted_rows = {int(number): position for position, number in enumerate(numbers)}
-        self.transduction_ = self._transduce(X, codes)
+        self._n_fitted = len(X)
+        self._transduced: dict[int, int] = {}  # positions in transduction_ by row number
+        if transduce:
+            self._transduced = {int(number): place for place, number in enumerate(numbers)}
+            self.transduction_ = self._transduce(X, codes)
+        elif hasattr(self, "transduction_"):
+            del self.transduction_  # of an earlier fit
         return self
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, *, rows: Any = None) -> Self:
@@ -218,32 +225,30 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 numbers[labelled], points[torch.from_numpy(labelled)], targets, codes[labelled]
             )
         self._count()
-        ours = np.array([number in self._fitted_rows for number in numbers.tolist()], dtype=bool)
+        ours = np.array([number in self._transduced for number in numbers.tolist()], dtype=bool)
         if ours.any():
             labels = self._transduce(X[keep][ours], codes[ours])
-            self.transduction_ = self.transduction_.astype(
-                np.result_type(self.transduction_, labels)
-            )
-            self.transduction_[[self._fitted_rows[number] for number in numbers[ours].tolist()]] = (
-                labels
-            )
+            kind = np.result_type(self.transduction_, labels)
+            self.transduction_ = self.transduction_.astype(kind)
+            places = [self._transduced[number] for number in numbers[ours].tolist()]
+            self.transduction_[places] = labels
         return self
 
     def _add_classes(self, known: NDArray[Any]) -> None:
         places = np.searchsorted(known, self.classes_)
         for memory in self._memories():
             memory.rename_classes(torch.from_numpy(places), len(known))
-        shares = np.full(
-            len(known), 1 / (len(self.transduction_) + len(known))
-        )  # rare, since no row has it yet
+        # A new class is rare, since no row has it yet.
+        shares = np.full(len(known), 1 / (self._n_fitted + len(known)))
         shares[places] = self.class_shares_ * (1 - (len(known) - len(places)) * shares[0])
         thresholds = np.full(len(known), self.threshold_.max())
         thresholds[places] = self.threshold_
-        self.classes_, self.class_shares_, self.threshold_ = known, shares, thresholds
-        if self.transduction_.dtype.kind in "US" or known.dtype.kind in "US":
-            self.transduction_ = self.transduction_.astype(
-                np.result_type(self.transduction_.dtype, known.dtype)
-            )
+        self.classes_ = known
+        self.class_shares_ = shares
+        self.threshold_ = thresholds
+        if self._transduced and {self.transduction_.dtype.kind, known.dtype.kind} & {"U", "S"}:
+            kind = np.result_type(self.transduction_.dtype, known.dtype)
+            self.transduction_ = self.transduction_.astype(kind)
 
     def _count(self) -> None:
         self.engine_, self.engine_reason_ = self._memory.engine, self._memory.reason

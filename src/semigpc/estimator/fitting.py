@@ -1,6 +1,4 @@
-"""What ``fit`` does: choose hyper-parameters, self-train on confident rows, and calibrate
-probabilities.
-"""
+"""What ``fit`` does: choose hyper-parameters, self-train, and calibrate probabilities."""
 
 import math
 import warnings
@@ -23,31 +21,25 @@ from semigpc.estimator.confidence import (
 from semigpc.estimator.memory import Memory
 from semigpc.estimator.promise import Promise, make_promise
 from semigpc.estimator.scaling import SCALINGS, Scaling, fit_scalings
-from semigpc.gp import Kernel, LeftOut
+from semigpc.gp import Kernel
 from semigpc.gp.certainty import auto_logit_scale, class_scales
 from semigpc.gp.kernels import make_kernel
 from semigpc.gp.scales import Setting, balanced_subset, choose_by_grid
 from semigpc.io.threads import suited_to
 
-TUNED = (
-    400  # labelled rows that hyper-parameters are tuned on: 36 eigendecompositions take a second
-)
-POOL = 20_000  # unlabelled rows that class shares are estimated from
-TRAINED = 2000  # labelled rows up to which self-training is worth its cost ...
-LEAST_RECALL = 1 / 2  # ... and recall, averaged over classes, that left-out labels must reach
-ROUNDS = 3  # of self-training where both hold
+# Rows and rounds; the values were chosen on tuning splits of the estimator's problems
+# (docs/results.md).
+TUNED_LABELS = 400  # labelled rows of the grid search: 36 eigendecompositions take a second
+POOL_ROWS = 20_000  # unlabelled rows that class shares are estimated from
+SELF_TRAINED_LABELS = 2000  # labelled rows up to which self-training is worth its cost
+LEAST_RECALL = 1 / 2  # mean recall of left-out labels from which self-training helps
+AUTO_ROUNDS = 3  # of self-training where both hold
 MOST_ROUNDS = 100  # of self-training, each of which is O(N^3)
-SURE = 0.8  # probability from which a row joins in self-training
-MOST_JOINED = 1500  # rows that join, shared evenly by the classes, ...
-# ... fewer where there would be more rows than this with the labelled ones, but at least ...
-MOST_TOGETHER = 1600
-FEWEST_JOINED = 500  # ... these
-CHUNK = 4096  # rows scored at a time in self-training
-UNIT_KERNELS = (
-    "rbf",
-    "laplace",
-    "cosine",
-)  # k(h, h) = 1: variances are shares of the prior variance
+JOINING_CONFIDENCE = 0.8  # probability from which a row joins in self-training
+MOST_JOINED = 1500  # rows that join, shared evenly by the classes
+MOST_TOGETHER = 1600  # labelled and joined rows; fewer join where there would be more ...
+FEWEST_JOINED = 500  # ... but at least these
+UNIT_KERNELS = ("rbf", "laplace", "cosine")  # k(h, h) = 1, so that variances are shares of it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,30 +74,27 @@ class FitOptions:
         for name, known in names.items():
             value = parameters[name]
             if not isinstance(value, str) or value not in known:
-                raise ValueError(
-                    f"{name} must be one of {', '.join(map(repr, known))}; got {value!r}."
-                )
-        for name, most in (
-            ("abstain", 2),
-            ("target_precision", 1),
-            ("outlier_quantile", 1),
-        ):  # abstain > 1 withholds all
+                choices = ", ".join(map(repr, known))
+                raise ValueError(f"{name} must be one of {choices}; got {value!r}.")
+        most = {"abstain": 2, "target_precision": 1, "outlier_quantile": 1}  # abstain > 1: no label
+        for name, largest in most.items():
             value = parameters[name]
-            optional = name != "outlier_quantile" and value is None
-            if not optional and not (isinstance(value, Real) and 0 <= float(value) <= most):
+            if value is None and name != "outlier_quantile":
+                continue
+            if not (isinstance(value, Real) and 0 <= float(value) <= largest):
                 raise ValueError(f"{name} must lie in [0, 1]; got {value!r}.")
         if not isinstance(parameters["per_class"], bool | np.bool_):
             raise ValueError(f"per_class must be True or False; got {parameters['per_class']!r}.")
         rounds = parameters["self_training"]
         if isinstance(rounds, bool | np.bool_):
             rounds = "auto" if rounds else 0
+        if rounds != "auto":
+            rounds = _whole("self_training", rounds, MOST_ROUNDS)
         numbers = {
             "length_scale": _positive("length_scale", parameters["length_scale"]),
             "noise_std": _positive("noise_std", parameters["noise_std"]),
             "logit_scale": _positive("logit_scale", parameters["logit_scale"]),
-            "self_training": None
-            if rounds == "auto"
-            else _whole("self_training", rounds, MOST_ROUNDS),
+            "self_training": None if rounds == "auto" else rounds,
             "random_state": _whole("random_state", parameters["random_state"] or 0),
         }
         return cls(**(parameters | numbers))
@@ -130,8 +119,8 @@ def _whole(name: str, value: Any, most: float = math.inf) -> int:
 class Fitted:
     """The result of a fit.
 
-    ``memory`` holds the given labels; ``helped`` these and the rows that joined in self-training,
-    or None if none did.
+    ``memory`` holds the given labels; ``helped`` also the rows that joined in self-training, and is
+    None if none did.
     """
 
     memory: Memory
@@ -147,81 +136,78 @@ class Fitted:
 
 
 class TrainingRows(NamedTuple):
-    """Labelled points (n, D) with codes (n,) and one-hot targets (n, C), and unlabelled points (u,
-    D).
+    """Labelled and unlabelled points.
+
+    Attributes:
+        points: (n, D) labelled. codes: (n,). targets: (n, C) one-hot. numbers: (n,) row numbers.
+        unlabeled: (u, D). unlabeled_numbers: (u,).
     """
 
     points: Tensor
     codes: Tensor
     targets: Tensor
+    numbers: Integers
     unlabeled: Tensor
+    unlabeled_numbers: Integers
+
+    def memory(self, kernel: Kernel, noise_std: float, *, equalised: bool, seed: int = 0) -> Memory:
+        """Return the GP over the labelled points."""
+        codes = self.codes.numpy()
+        contents = (self.points, self.targets, self.numbers, codes)
+        return Memory(kernel, noise_std, *contents, equalised=equalised, seed=seed)
+
+
+class LeftOutScores(NamedTuple):
+    """Labelled rows without their own labels: scores (n, C) with and without equal evidence.
+
+    ``variance`` (n,) is the posterior variance there.
+    """
+
+    equalised: Tensor
+    plain: Tensor
+    variance: Tensor
 
 
 def fit_memory(
     X: NDArray[np.float32], codes: Integers, numbers: Integers, n_classes: int, options: FitOptions
 ) -> Fitted:
-    """Fit rows (n, D) with codes (n,), -1 for unlabelled ones, and row numbers (n,). O(n^3) for n
-    labelled rows.
+    """Fit rows (n, D) with codes (n,), -1 for unlabelled ones. O(n^3) for n labelled rows.
+
+    Args:
+        numbers: (n,) row numbers.
     """
     rng = np.random.default_rng(options.random_state)
     labelled = np.flatnonzero(codes >= 0)
     scaling, setting = _choose_setting(X, codes, labelled, options, rng)
     pool = np.flatnonzero(codes < 0)
-    pool = pool if len(pool) <= POOL else np.sort(rng.choice(pool, POOL, replace=False))
+    pool = pool if len(pool) <= POOL_ROWS else np.sort(rng.choice(pool, POOL_ROWS, replace=False))
     known = torch.from_numpy(codes[labelled])
-    targets = torch.nn.functional.one_hot(known, n_classes).double()
-    rows = TrainingRows(scaling(X[labelled]), known, targets, scaling(X[pool]))
-
-    kernel, balanced = (
-        make_kernel(options.kernel, setting.length_scale),
-        options.class_prior == "balanced",
+    rows = TrainingRows(
+        points=scaling(X[labelled]),
+        codes=known,
+        targets=torch.nn.functional.one_hot(known, n_classes).double(),
+        numbers=numbers[labelled],
+        unlabeled=scaling(X[pool]),
+        unlabeled_numbers=numbers[pool],
     )
-    contents = (rows.points, rows.targets, numbers[labelled], codes[labelled])
-    memory = Memory(
-        kernel, setting.noise_std, *contents, equalised=balanced, seed=options.random_state
-    )
-    places = torch.from_numpy(
-        numbers[labelled].argsort().argsort()
-    )  # a memory has its rows by ascending number
-    left_out = LeftOut(*(values[places] for values in memory.left_out()))
-    about = (
-        left_out.mean,
-        left_out.ones,
-        memory.counts(),
-        rows.targets * memory.held_shares()[places].unsqueeze(1),
-    )
-    equalised, plain = left_out_scores(*about), left_out_scores(*about, equalised=False)
+    kernel = make_kernel(options.kernel, setting.length_scale)
+    balanced = options.class_prior == "balanced"
+    memory = rows.memory(kernel, setting.noise_std, equalised=balanced, seed=options.random_state)
+    left_out = _leave_out(memory, rows)
     default = auto_logit_scale(n_classes)
-    logit_scale = options.logit_scale or best_logit_scale(equalised, rows.codes, default)
-    confidence_scale = best_logit_scale(plain, rows.codes, default)
-    rounds, helped = _rounds(equalised, rows, options, memory), None
+    logit_scale = options.logit_scale or best_logit_scale(left_out.equalised, rows.codes, default)
+    confidence_scale = best_logit_scale(left_out.plain, rows.codes, default)
     scores = memory.score(rows.unlabeled).mean
-    classes = scores.masked_fill(memory.counts() <= 0, -math.inf).argmax(dim=1)
-    if rounds:
-        solver = Solver(kernel, setting.noise_std, logit_scale)
-        joined, soft, classes = self_train(
-            solver, rows.points, rows.targets, rows.unlabeled, rounds=rounds
-        )
-        if len(joined):
-            helped = Memory(
-                kernel,
-                setting.noise_std,
-                torch.cat([rows.points, rows.unlabeled[joined]]),
-                torch.cat([rows.targets, soft]),
-                np.concatenate([numbers[labelled], numbers[pool][joined.numpy()]]),
-                np.concatenate([codes[labelled], np.full(len(joined), -1)]),
-                equalised=balanced,
-            )
-    even = scores * (class_scales(memory.counts()) / memory.scales().clamp_min(1e-9))
-    shares = estimate_shares(even, logit_scale, rows.targets.sum(dim=0))
+    shares = estimate_shares(_even(scores, memory), logit_scale, rows.targets.sum(dim=0))
+    rounds = _rounds(left_out.equalised, rows, options, memory)
+    helped, classes = self_train(memory, rows, scores, logit_scale, rounds=rounds)
     promise = Promise(np.full(n_classes, options.abstain or 0.0))
     if options.abstain is None and options.target_precision is not None:
-        left_probs = torch.softmax(confidence_scale * plain + shares.log(), dim=1)
-        probs = torch.softmax(
-            confidence_scale * scores / memory.scales().clamp_min(1e-9) + shares.log(), dim=1
-        )
+        left_probs = torch.softmax(confidence_scale * left_out.plain + shares.log(), dim=1)
+        logits = confidence_scale * scores / memory.scales().clamp_min(1e-9)
+        probs = torch.softmax(logits + shares.log(), dim=1)
         promise = make_promise(
-            Decisions(left_probs, (equalised if balanced else left_probs).argmax(dim=1)),
+            Decisions(left_probs, (left_out.equalised if balanced else left_probs).argmax(dim=1)),
             rows.codes,
             Decisions(probs, classes if balanced else probs.argmax(dim=1)),
             shares,
@@ -242,20 +228,40 @@ def fit_memory(
     )
 
 
+def _leave_out(memory: Memory, rows: TrainingRows) -> LeftOutScores:
+    """Return scores and variance at the labelled rows, each without its own label."""
+    places = torch.from_numpy(np.searchsorted(memory.row_numbers(), rows.numbers))
+    left_out = memory.left_out()
+    means = (left_out.mean[places], left_out.ones[places])
+    removed = rows.targets * memory.held_shares()[places].unsqueeze(1)
+    return LeftOutScores(
+        equalised=left_out_scores(*means, memory.counts(), removed),
+        plain=left_out_scores(*means, memory.counts(), removed, equalised=False),
+        variance=left_out.variance[places],
+    )
+
+
+def _even(scores: Tensor, memory: Memory) -> Tensor:
+    """Return scores (M, C) of a memory with equal evidence for every class."""
+    return scores * (class_scales(memory.counts()) / memory.scales().clamp_min(1e-9))
+
+
 def _rounds(scores: Tensor, rows: TrainingRows, options: FitOptions, memory: Memory) -> int:
     """Return how many rounds of self-training to do, given left-out scores (n, C)."""
     if memory.engine != "exact":
         if options.self_training:
-            warnings.warn(
-                f"self-training is left out, since {memory.reason}", UserWarning, stacklevel=5
-            )
+            message = f"self-training is left out, since {memory.reason}"
+            warnings.warn(message, UserWarning, stacklevel=5)
         return 0
-    if options.self_training is not None or not len(rows.unlabeled):
-        return options.self_training if options.self_training and len(rows.unlabeled) else 0
+    if not len(rows.unlabeled):
+        return 0
+    if options.self_training is not None:
+        return options.self_training
     right = (scores.argmax(dim=1) == rows.codes).double()
     counts = rows.targets.sum(dim=0)
     recall = float(((rows.targets.mT @ right)[counts > 0] / counts[counts > 0]).mean())
-    return ROUNDS if recall >= LEAST_RECALL and len(rows.codes) <= TRAINED else 0
+    is_worth_it = recall >= LEAST_RECALL and len(rows.codes) <= SELF_TRAINED_LABELS
+    return AUTO_ROUNDS if is_worth_it else 0
 
 
 # Hyper-parameters ---------------------------------------------------------------------------------
@@ -269,7 +275,7 @@ def _choose_setting(
     rng: np.random.Generator,
 ) -> tuple[Scaling, Setting]:
     scalings = fit_scalings(X, options.scaling, labels=len(labelled))
-    tuned = labelled[balanced_subset(codes[labelled], TUNED, rng)]
+    tuned = labelled[balanced_subset(codes[labelled], TUNED_LABELS, rng)]
     _, dense = np.unique(codes[tuned], return_inverse=True)
     with suited_to(len(tuned) ** 2):  # eigenvectors are mostly products of a matrix and a vector
         setting = choose_by_grid(
@@ -285,88 +291,71 @@ def _choose_setting(
 # Self-training ------------------------------------------------------------------------------------
 
 
-class Solver(NamedTuple):
-    """The GP of a few thousand rows, solved anew each time."""
-
-    kernel: Kernel
-    noise_std: float
-    logit_scale: float
-
-    def weights(self, points: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a = K^-1 (Y - 1 pi^T) diag(sqrt(nbar / n_c)), (N, C), and the leave-one-out scores
-        (N, C). O(N^3).
-
-        Args:
-            points: (N, D). targets: (N, C) rows that sum to 1.
-        """
-        counts = targets.sum(dim=0)
-        with suited_to(len(points) ** 3):
-            K = self.kernel(points.double(), points.double())
-            K.diagonal().copy_(self.kernel.diagonal(points.double()) + self.noise_std**2)
-            factor = torch.linalg.cholesky(K)
-            centered = targets.double() - counts / counts.sum()
-            alpha = torch.cholesky_solve(centered, factor)
-            root = torch.linalg.solve_triangular(
-                factor, torch.eye(len(K), dtype=K.dtype), upper=False
-            )  # K^-1 = root^T root
-        scales = class_scales(counts)
-        return alpha * scales, (centered - alpha / root.square().sum(dim=0).unsqueeze(1)) * scales
-
-    def scores(self, queries: Tensor, points: Tensor, weights: Tensor) -> Tensor:
-        """Return k(h, h_Q) a, (M, C), in float32, one chunk at a time. O(M N (D + C))."""
-        thin = weights.float()
-        with suited_to(min(len(queries), CHUNK) * len(points) * (points.shape[1] + thin.shape[1])):
-            return torch.cat([self.kernel(chunk, points) @ thin for chunk in queries.split(CHUNK)])
-
-
 def self_train(
-    solver: Solver, points: Tensor, targets: Tensor, unlabeled: Tensor, *, rounds: int
-) -> tuple[Tensor, Tensor, Tensor]:
+    memory: Memory, rows: TrainingRows, scores: Tensor, logit_scale: float, *, rounds: int
+) -> tuple[Memory | None, Tensor]:
     """Let confident rows join for some rounds; each round chooses anew among all unlabelled rows.
-    O(rounds N^3).
 
     Confidence is taken under the class shares of the unlabelled rows, estimated each round, so that
     the rows of a large class do not join a small one. That of a row which has joined is computed
-    without itself.
+    without itself. O(rounds N^3).
 
     Args:
-        solver: the GP. points: (n, D) labelled. targets: (n, C) one-hot. unlabeled: (u, D).
-        rounds: at least 1.
+        memory: over the labelled rows. scores: (u, C) of the unlabelled rows by it.
+        logit_scale: lambda. rounds: 0 or more.
 
     Returns:
-        Positions (P,) among the unlabelled rows of those that joined, their probabilities (P, C) as
-        soft labels, and the classes (u,) of all unlabelled rows.
+        The GP over labelled rows and those that joined, with their probabilities as soft labels, or
+        None if none did; and the classes (u,) of all unlabelled rows.
     """
-    counts = targets.sum(dim=0)
+    counts = rows.targets.sum(dim=0)
     present = counts > 0
-    most = min(MOST_JOINED, max(FEWEST_JOINED, MOST_TOGETHER - len(points)))
+    most = min(MOST_JOINED, max(FEWEST_JOINED, MOST_TOGETHER - len(rows.points)))
     quota = max(1, most // int(present.sum()))
-    weights, _ = solver.weights(points, targets)
-    scores = solver.scores(unlabeled, points, weights)
+    scores = _even(scores, memory).float()
+    helped = None
     for _ in range(rounds):
-        balanced = torch.softmax(
-            (solver.logit_scale * scores).masked_fill(~present, -torch.inf), dim=1
-        )
-        probs = balanced * estimate_shares(scores, solver.logit_scale, counts)
+        logits = (logit_scale * scores).masked_fill(~present, -torch.inf)
+        probs = torch.softmax(logits, dim=1) * estimate_shares(scores, logit_scale, counts)
         probs = probs / probs.sum(dim=1, keepdim=True)
         joined = _most_confident(probs, quota)
-        soft = probs[joined].double()
         if not len(joined):
+            helped = None
             break
-        together = torch.cat([points, unlabeled[joined]])
-        weights, left_out = solver.weights(together, torch.cat([targets, soft]))
-        scores = solver.scores(unlabeled, together, weights)
-        scores[joined] = left_out[len(points) :].float()
-    return joined, soft, scores.masked_fill(~present, -torch.inf).argmax(dim=1)
+        helped = _joined_memory(memory, rows, joined, probs[joined].double())
+        scores = _even(helped.score(rows.unlabeled).mean, helped).float()
+        scores[joined] = _joined_scores(helped, rows.unlabeled_numbers[joined.numpy()])
+    return helped, scores.masked_fill(~present, -torch.inf).argmax(dim=1)
+
+
+def _joined_memory(memory: Memory, rows: TrainingRows, joined: Tensor, soft: Tensor) -> Memory:
+    """Return the GP over the labelled rows and some unlabelled ones (P,) with soft labels (P, C)."""
+    return Memory(
+        memory.kernel,
+        memory.noise_std,
+        torch.cat([rows.points, rows.unlabeled[joined]]),
+        torch.cat([rows.targets, soft]),
+        np.concatenate([rows.numbers, rows.unlabeled_numbers[joined.numpy()]]),
+        np.concatenate([rows.codes.numpy(), np.full(len(joined), -1)]),
+        equalised=memory.equalised,
+    )
+
+
+def _joined_scores(helped: Memory, numbers: Integers) -> Tensor:
+    """Return scores (P, C) of rows that joined, each without its own soft label; float32."""
+    places = torch.from_numpy(np.searchsorted(helped.row_numbers(), numbers))
+    counts = helped.counts()
+    left_out = helped.left_out()
+    centred = left_out.mean - left_out.ones.unsqueeze(1) * (counts / counts.sum())
+    return (centred * class_scales(counts))[places].float()
 
 
 def _most_confident(probs: Tensor, quota: int) -> Tensor:
-    """Return the positions (P,) of the rows of highest confidence of every class, at most ``quota``
-    each.
-    """
+    """Return positions (P,) of the most confident rows of every class, at most ``quota`` each."""
     confidence, codes = probs.max(dim=1)
     chosen = []
     for c in range(probs.shape[1]):
-        sure = ((codes == c) & (confidence >= SURE)).nonzero().squeeze(1)
-        chosen.append(sure[confidence[sure].argsort(descending=True, stable=True)[:quota]])
+        confident = ((codes == c) & (confidence >= JOINING_CONFIDENCE)).nonzero().squeeze(1)
+        order = confidence[confident].argsort(descending=True, stable=True)
+        chosen.append(confident[order[:quota]])
     return torch.cat(chosen)

@@ -2,7 +2,7 @@
 
 from semigpc.gp.conjugate_gradients import NotConvergedError
 from semigpc.gp.engine import Engine, Expansion, NoExpansionError, NotPositiveDefiniteError
-from semigpc.gp.ensemble import EnsembleGP, spread_out
+from semigpc.gp.ensemble import EnsembleGP, deal_rows, spread_out
 from semigpc.gp.exact import ExactGP, Health, LeftOut, exact_fits, members_needed
 from semigpc.gp.head import KernelHead
 from semigpc.gp.kernels import KERNELS, NTK, RBF, Clipped, Cosine, Kernel, Laplace
@@ -33,6 +33,7 @@ __all__ = [
     "NotConvergedError",
     "NotPositiveDefiniteError",
     "choose_landmarks",
+    "deal_rows",
     "exact_fits",
     "learn_kernel",
     "members_needed",

@@ -5,12 +5,18 @@
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, cast
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from semigpc.gp.engine import Engine, Expansion, NoExpansionError
 from semigpc.gp.kernels import Kernel
+from semigpc.gp.scales import Integers, balanced_quota
+
+# Of the rows of a member whose rows are dealt by class: its share of all rows. The rest is for
+# small classes, which all members hold.
+OWN_SHARE = 5 / 6
 
 
 class EnsembleGP(Engine):
@@ -46,8 +52,9 @@ class EnsembleGP(Engine):
         make: returns a member of a given capacity: any engine of D features and C classes, all of
             one kernel, noise and dtype.
         members: M, at most N. combine: "precision" or "mean".
-        stripe: consecutive slots that belong to one member; made narrower, see ``stripe``, where a
-            member would have none.
+        stripe: consecutive slots that belong to one member; made narrower where a member would have
+            none.
+        spread: whether processes that train together share the members.
     """
 
     layout: Tensor
@@ -62,12 +69,13 @@ class EnsembleGP(Engine):
         members: int = 5,
         combine: Literal["precision", "mean"] = "precision",
         stripe: int = 64,
+        spread: bool = True,
     ) -> None:
         if combine not in ("precision", "mean"):
             raise ValueError(f"combine must be 'precision' or 'mean'; got {combine!r}.")
         stripe = fitting_stripe(capacity, members, stripe)
         sizes = member_capacities(capacity, members, stripe)
-        spread = spread_out()
+        spread = spread and spread_out()
         numbers = (
             range(dist.get_rank(), members, dist.get_world_size()) if spread else range(members)
         )
@@ -291,6 +299,37 @@ def _drop_other_members(
 
 
 # Members and their slots --------------------------------------------------------------------------
+
+
+def deal_rows(codes: Integers, size: int, rng: np.random.Generator) -> list[Integers]:
+    """Return sorted positions of the rows of each member; together they hold all rows.
+
+    A member gets an equal share of every class, and more rows of the classes that would then have
+    fewer than others, up to its size: all members hold the small classes, and each its own part of
+    the large ones. With an equal share of every class alone, members would be worse on small
+    classes than one GP over far fewer rows: on MNIST with a tail of 1 : 100, balanced accuracy fell
+    from 0.952 to 0.939.
+
+    Args:
+        codes: (n,) classes. size: rows of a member at most, except that it holds at least one of
+            each class.
+    """
+    counts = np.bincount(codes)
+    members = -(-len(codes) // max(1, int(OWN_SHARE * size)))
+    shares = -(-counts // members)
+    quota = min(balanced_quota(counts, size, least=shares), int(shares.max()))
+    taken = np.maximum(shares, np.minimum(counts, quota))
+    orders = [rng.permutation(np.flatnonzero(codes == c)) for c in range(len(counts))]
+    parts = []
+    for member in range(members):
+        starts = member * counts // members
+        runs = [
+            order.take(np.arange(start, start + n), mode="wrap")
+            for order, start, n in zip(orders, starts, taken, strict=True)
+            if n
+        ]
+        parts.append(np.sort(np.concatenate(runs)))
+    return parts
 
 
 def member_slots(slots: Tensor, members: int, stripe: int) -> tuple[Tensor, Tensor]:

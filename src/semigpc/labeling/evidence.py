@@ -24,9 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semigpc.estimator import LeftOutLabels, SemiGPClassifier
-from semigpc.estimator.peers import EMBEDDING_WIDTH, PEERS, Peer, fit_peer
 from semigpc.gp.certainty import reliability
 from semigpc.gp.scales import draw_by_class
+from semigpc.labeling.peers import EMBEDDING_WIDTH, PEERS, Peer, fit_peer
 from semigpc.report.labeling_summary import (
     Accepted,
     Accuracy,

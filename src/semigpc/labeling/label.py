@@ -377,7 +377,8 @@ def fit(gathered: Scan, settings: LabelSettings) -> tuple[SemiGPClassifier, list
     rows = np.concatenate([gathered.labelled, gathered.sample])
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
-        model.fit(np.concatenate([gathered.x, gathered.sample_x]), labels, rows=rows)
+        x = np.concatenate([gathered.x, gathered.sample_x])
+        model.fit(x, labels, rows=rows, transduce=False)
     notes = [str(each.message) for each in caught if issubclass(each.category, UserWarning)]
     if model.engine_ != "exact":
         notes.append(model.engine_reason_)

@@ -251,7 +251,7 @@ class Project:
         embeddings = self.embeddings(rows)
         try:
             model = SemiGPClassifier(**self.settings["parameters"]).fit(
-                embeddings, labels, rows=rows
+                embeddings, labels, rows=rows, transduce=False
             )
         except (ValueError, RuntimeError, OverflowError) as error:
             raise DataError(
