@@ -6,7 +6,7 @@ One exact GP, or the average of several where one would be too large
 
 import math
 from functools import partial
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -141,16 +141,18 @@ class Memory:
             kernel=self.kernel,
             noise_std=self.noise_std,
         )
-        self._engine = EnsembleGP(
-            len(parts) * self._capacity,
-            points.shape[1],
-            targets.shape[1],
-            make=make,
-            members=len(parts),
-            combine="mean",
-            stripe=self._capacity,  # so that the slots of a member are consecutive
-            spread=False,
-        )
+        self._engine: ExactGP | EnsembleGP = make(self._capacity)
+        if len(parts) > 1:
+            self._engine = EnsembleGP(
+                len(parts) * self._capacity,
+                points.shape[1],
+                targets.shape[1],
+                make=make,
+                members=len(parts),
+                combine="mean",
+                stripe=self._capacity,  # so that the slots of a member are consecutive
+                spread=False,
+            )
         self._slots = [{int(row): slot for slot, row in enumerate(rows[part])} for part in parts]
         self._changed()
         if len(rows):
@@ -192,12 +194,15 @@ class Memory:
         """The GPs with the rows that each holds."""
         if self._cached_members is None:
             rows = self.row_numbers()
+            engines: list[Any] = [self._engine]
+            if isinstance(self._engine, EnsembleGP):
+                engines = self._engine.engines
             self._cached_members = []
-            for engine, slot_of in zip(self._engine.engines, self._slots, strict=True):
+            for engine, slot_of in zip(engines, self._slots, strict=True):
                 numbers = sorted(slot_of, key=slot_of.__getitem__)
                 slots = torch.tensor([slot_of[row] for row in numbers], dtype=torch.int64)
                 places = torch.from_numpy(np.searchsorted(rows, np.array(numbers, dtype=np.int64)))
-                self._cached_members.append(Member(cast("ExactGP", engine), slots, places))
+                self._cached_members.append(Member(engine, slots, places))
         return self._cached_members
 
     def given(self) -> tuple[Integers, Integers, Tensor]:

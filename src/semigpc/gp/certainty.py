@@ -17,8 +17,8 @@ from typing_extensions import TypedDict
 DRAWS = 256  # of the other classes, in pairs of opposite sign
 LEVELS = 16  # of the class itself
 DRAWN_CELLS = 2**22  # numbers held at once
-TYPICAL_THRESHOLD = 0.95  # tau: the confidence that a mean of TYPICAL_MEAN should just reach
-TYPICAL_MEAN = 0.8
+THRESHOLD = 0.95  # tau, the usual threshold of pseudo-labels ...
+MEAN_AT_THRESHOLD = 0.8  # ... which a posterior mean of this on one class should just reach
 
 
 def auto_logit_scale(n_classes: int) -> float:
@@ -26,8 +26,7 @@ def auto_logit_scale(n_classes: int) -> float:
 
     6.43 for 10 classes, 9.42 for 100, 12.05 for 810.
     """
-    odds = TYPICAL_THRESHOLD / (1 - TYPICAL_THRESHOLD)
-    return math.log(max(n_classes - 1, 1) * odds) / TYPICAL_MEAN
+    return math.log(max(n_classes - 1, 1) * THRESHOLD / (1 - THRESHOLD)) / MEAN_AT_THRESHOLD
 
 
 def class_scales(counts: Tensor) -> Tensor:
@@ -40,9 +39,12 @@ def class_scales(counts: Tensor) -> Tensor:
     Args:
         counts: (..., C) rows of each class; soft labels count by their shares.
     """
-    present = counts > 0
-    n_bar = counts.sum(dim=-1, keepdim=True) / present.sum(dim=-1, keepdim=True).clamp_min(1)
-    return torch.where(present, (n_bar / counts.clamp_min(1e-9)).sqrt(), 0.0)
+    return torch.where(counts > 0, (_mean_count(counts) / counts.clamp_min(1e-9)).sqrt(), 0.0)
+
+
+def _mean_count(counts: Tensor) -> Tensor:
+    """Return nbar, (..., 1)."""
+    return counts.sum(dim=-1, keepdim=True) / (counts > 0).sum(dim=-1, keepdim=True).clamp_min(1)
 
 
 def explained_share(variance: Tensor, prior: Tensor) -> Tensor:
