@@ -305,7 +305,7 @@ def test_a_full_disk_while_checkpointing(tmp_path: Path) -> None:
     before = last.read_bytes()
     with files_no_larger_than(len(before) // 2):
         told = refused(*half, code=1, words=f"the checkpoint {last} could not be written")
-    assert "What was there before is intact." in told
+    assert "The previous file was not modified." in told
     assert "MB. Run the same command with --resume to continue." in told
     assert last.read_bytes() == before
     assert [path.name for path in last.parent.iterdir()] == [last.name]

@@ -134,7 +134,9 @@ def test_predict(disk: Disk, trained: Trained, name: str) -> None:
     assert semigpc(*command).exit_code == 0
     before = (disk.path / name).read_bytes()
     disk.fill(leave=0)
-    check_full(refused(*command, code=1, words="What was there before is intact"), disk.path / name)
+    check_full(
+        refused(*command, code=1, words="The previous file was not modified"), disk.path / name
+    )
     assert (disk.path / name).read_bytes() == before
     assert sorted(path.name for path in disk.path.iterdir()) == ["filler", name]
 
@@ -146,7 +148,8 @@ def test_export(disk: Disk, trained: Trained) -> None:
     (disk.path / "model.onnx").write_text("old")
     disk.fill(leave=8_000)
     check_full(
-        refused(*command, code=1, words="What was there before is intact"), disk.path / "model.onnx"
+        refused(*command, code=1, words="The previous file was not modified"),
+        disk.path / "model.onnx",
     )
     assert (disk.path / "model.onnx").read_text() == "old"
     assert sorted(path.name for path in disk.path.iterdir()) == ["filler", "model.onnx"]
@@ -171,7 +174,7 @@ def test_review(disk: Disk) -> None:
     assert kept.endswith(b"\n")
     session.close()
     check_full(
-        refused("review", out, "--export", code=1, words="What was there before is intact"),
+        refused("review", out, "--export", code=1, words="The previous file was not modified"),
         out / "reviewed.",
     )
     disk.free()

@@ -69,7 +69,9 @@ def test_a_folder_that_cannot_be_made_is_refused_in_one_line(tmp_path: Path) -> 
     (tmp_path / "taken").write_text("a file")
     done = runner.invoke(app, ["--out", str(tmp_path / "taken")])
     assert done.exit_code == 1
-    reason = "File exists. What was there before is intact. Choose another place, or another name."
+    reason = (
+        "File exists. The previous file was not modified. Choose another place, or another name."
+    )
     assert (
         done.stderr
         == f"semigpc toy: {tmp_path / 'taken' / 'propagation.png'} could not be written: {reason}\n"

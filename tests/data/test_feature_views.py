@@ -235,7 +235,7 @@ def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:
     splits = load(FolderConfig(root=str(tmp_path / "photos")), seed=0)
     (tmp_path / "photos" / "bee" / "1.png").unlink()
     with pytest.raises(
-        DataError, match=r"^The image .*bee/1.png cannot be found: .* take it out of the data.$"
+        DataError, match=r"^The image .*bee/1.png cannot be found: .* remove it from the data.$"
     ):
         compute(tmp_path / "cache", splits)
 

@@ -162,14 +162,14 @@ def test_the_hash_does_not_depend_on_where_the_folder_is(root: Path, tmp_path: P
 
 def test_what_is_missing_is_named(root: Path) -> None:
     with pytest.raises(
-        DataError, match="The folder of the images is not there: looked for /nowhere"
+        DataError, match="The folder of the images does not exist: looked for /nowhere"
     ):
         load(FolderConfig(root="/nowhere"), seed=0)
     with pytest.raises(
-        DataError, match=r"The table of labels is not there: looked for l.csv and .*images/l.csv"
+        DataError, match=r"The table of labels does not exist: looked for l.csv and .*images/l.csv"
     ):
         load(FolderConfig(root=str(root), labels="l.csv"), seed=0)
-    with pytest.raises(DataError, match="The test part is not there"):
+    with pytest.raises(DataError, match="The test part does not exist"):
         load(FolderConfig(root=str(root), test="tset"), seed=0)
     table = write_table(root.parent / "l.csv", {f"cat/{i}.png": "cat" for i in range(12)})
     with pytest.raises(

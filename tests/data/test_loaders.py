@@ -182,7 +182,7 @@ def test_an_unreadable_image_stops_the_run_with_its_path(tmp_path: Path, workers
         splits, AUGMENT, **SETTINGS | {"views": (), "labeled_batch": 8}, total_steps=2
     )
     with pytest.raises(
-        DataError, match=r"^The image .*bee/2.png cannot be read.* take it out of the data.$"
+        DataError, match=r"^The image .*bee/2.png cannot be read.* remove it from the data.$"
     ):
         list(stream.batches(first_step=0, workers=workers))
 

@@ -143,7 +143,7 @@ def test_chunks_are_shared_among_threads(
         given.features.float(), given.weights.float(), kernel=RBF(), noise_std=NOISE_STD
     )
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    monkeypatch.setattr(threads, "SMALL", 0)
+    monkeypatch.setattr(threads, "SMALL_WORK", 0)
     monkeypatch.setattr(module, "CHUNK", 50)
     seen: list[tuple[int, bool, int]] = []
     write = posterior._scaled.write

@@ -83,7 +83,7 @@ def test_a_small_problem_is_fitted_and_predicted_on_one_thread(
 def test_the_large_parts_of_a_problem_use_the_cores_that_were_granted(
     seen: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(threads, "SMALL", 50**3)
+    monkeypatch.setattr(threads, "SMALL_WORK", 50**3)
     X, y = blobs(300, 60)
     SemiGPClassifier(random_state=0).fit(X, y)
     assert set(seen) == {1, GRANTED}  # tuning stays with one
@@ -105,14 +105,14 @@ def test_an_error_inside_gives_the_threads_back(monkeypatch: pytest.MonkeyPatch)
 def test_work_gets_the_same_threads_whatever_it_is_a_part_of() -> None:
     with threads.suited_to(0):
         assert torch.get_num_threads() == 1
-        with threads.suited_to(threads.SMALL):
+        with threads.suited_to(threads.SMALL_WORK):
             assert torch.get_num_threads() == GRANTED
-            with threads.suited_to(threads.SMALL - 1):
+            with threads.suited_to(threads.SMALL_WORK - 1):
                 assert torch.get_num_threads() == 1
             assert torch.get_num_threads() == GRANTED
         assert torch.get_num_threads() == 1
     torch.set_num_threads(2)  # the caller's own limit is kept
-    with threads.suited_to(threads.SMALL):
+    with threads.suited_to(threads.SMALL_WORK):
         assert torch.get_num_threads() == 2
 
 
@@ -122,7 +122,7 @@ def test_threads_that_begin_inside_do_not_inherit_one_for_ever() -> None:
     begun, ended = threading.Event(), threading.Event()
 
     def inner() -> None:
-        with threads.suited_to(threads.SMALL):
+        with threads.suited_to(threads.SMALL_WORK):
             counts["large"] = torch.get_num_threads()
             begun.set()
             ended.wait(60)

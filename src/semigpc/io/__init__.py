@@ -1,3 +1,1 @@
-"""Files: written completely or not at all, read with checks; tables, images, paths, tensors and
-text.
-"""
+"""Files that are written completely or not at all and read with checks, and the errors of both."""

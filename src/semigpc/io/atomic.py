@@ -38,8 +38,8 @@ from semigpc.io.errors import FileError, InUseError, WriteError
 DRAFT = ".semigpc-draft"  # part of a draft's name, by which drafts of killed processes are found
 LOCK = ".semigpc.lock"  # in a folder that is being written
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # errors of file systems without locks
-POLL = 0.2  # seconds between two attempts, where a process waits for a lock
-SHOWN = 80  # characters of a value in a message
+POLL_SECONDS = 0.2  # between two attempts to acquire a lock
+VALUE_LENGTH = 80  # most characters of a value in a message
 
 # Schemas are exact: no text for a number, no ``true`` for 1, no NaN. RELAXED allows unknown keys:
 # later versions may add some.
@@ -66,11 +66,10 @@ class FileFacts(TypedDict):
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield the path of a draft to write; when the block ends without an error the draft takes the
-    place of ``path``.
+    """Yield the path of a draft, which replaces ``path`` when the block ends without an error.
 
-    The folder is created if necessary. The draft ends as ``path`` does, since some writers look at
-    the suffix.
+    The folder is created if necessary. The draft has the suffix of ``path``, since some writers
+    look at it.
 
     Raises:
         WriteError: the draft could not be written or moved: a full disk, a folder that is
@@ -80,16 +79,14 @@ def replacing(path: Path) -> Iterator[Path]:
     if path.exists() and not path.is_file():
         reason = "it is a folder" if path.is_dir() else "it is a pipe, a socket or a device"
         raise WriteError(
-            f"{path} could not be written: {reason}. Move it away, or give the name of another file."
+            f"{path} could not be written: {reason}. Move it away, or name another file."
         )
     draft = path.with_name(f".{_short(path.name)}.{uuid.uuid4().hex[:8]}{DRAFT}{path.suffix}")
     try:
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             draft.touch()
-            mode = (
-                draft.stat().st_mode
-            )  # as others may read files here; some writers make files that only the owner can
+            mode = draft.stat().st_mode  # some writers make files that only the owner can read
             draft.unlink()
             yield draft
             draft.chmod(mode)
@@ -104,9 +101,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn an error of writing ``path`` into a :class:`WriteError` that names it and the remedy;
-    other errors pass.
-    """
+    """Turn an error of writing ``path`` into a :class:`WriteError` with the remedy."""
     try:
         yield
     except WriteError:
@@ -119,9 +114,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def write_text(path: Path, text: str) -> None:
-    r"""Replace a file by UTF-8 text; lone surrogates, which names of files may hold, are written as
-    \udcff and the like.
-    """
+    r"""Replace a file by UTF-8 text; lone surrogates, as in file names, become \udcff and so on."""
     with replacing(path) as draft:
         draft.write_bytes(text.encode("utf-8", "backslashreplace"))
 
@@ -149,18 +142,19 @@ def push(path: Path) -> None:
 
 def _unwritable(path: Path, error: OSError) -> WriteError:
     reason = os.strerror(error.errno) if error.errno else " ".join(str(error).split())
-    passing, advice = True, "Make the folder writable, or choose another place"
+    passing = True
+    advice = "Make the folder writable, or choose another place"
     if error.errno in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error):
         folder = next(parent for parent in path.absolute().parents if parent.is_dir())
-        reason = (
-            f"the disk is full ({shutil.disk_usage(folder).free / 1e6:.1f} MB free in {folder})"
-        )
+        free = shutil.disk_usage(folder).free / 1e6
+        reason = f"the disk is full ({free:.1f} MB free in {folder})"
         advice = "Make room, or choose another place"
     elif error.errno in (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG):
-        passing, advice = False, "Choose another place, or another name"
+        passing = False
+        advice = "Choose another place, or another name"
+    unchanged = "The previous file was not modified."
     return WriteError(
-        f"{path} could not be written: {reason}. What was there before is intact. {advice}.",
-        passing=passing,
+        f"{path} could not be written: {reason}. {unchanged} {advice}.", passing=passing
     )
 
 
@@ -168,9 +162,7 @@ def _unwritable(path: Path, error: OSError) -> WriteError:
 
 
 def trouble(path: Path) -> str | None:
-    """Return why a path may not be opened; None for a file, a folder, and a path that does not
-    exist.
-    """
+    """Return why a path may not be opened; None for a file, a folder and a missing path."""
     try:
         str(path).encode()
         mode = path.stat().st_mode
@@ -180,9 +172,11 @@ def trouble(path: Path) -> str | None:
         return None
     if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
         return None
-    kind = (
-        "a named pipe" if stat.S_ISFIFO(mode) else "a socket" if stat.S_ISSOCK(mode) else "a device"
-    )
+    kind = "a device"
+    if stat.S_ISFIFO(mode):
+        kind = "a named pipe"
+    elif stat.S_ISSOCK(mode):
+        kind = "a socket"
     return f"it is {kind}, and reading it may never end; give a regular file"
 
 
@@ -193,10 +187,9 @@ def trouble(path: Path) -> str | None:
 def locked(
     folder: Path, file: str = "", *, waiting: Callable[[str], None] | None = None
 ) -> Iterator[None]:
-    """Be the only process that writes a folder, or one file of it; the operating system releases
-    the lock with the process.
+    """Be the only process that writes a folder, or one file of it.
 
-    The lock is a hidden file in the folder that names the process for others. The folder is created
+    The operating system releases the lock when the process ends. The lock is a hidden file in the folder that names the process for others. The folder is created
     if necessary, and removed again if nothing was written to it.
 
     Args:
@@ -209,27 +202,27 @@ def locked(
         RuntimeError: this is a worker process that runs its parent's script again, and would wait
             for it for ever.
     """
-    if getattr(
-        multiprocessing.current_process(), "_inheriting", False
-    ):  # set while a new process imports the main script
+    # Set while a new process imports the main script.
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise RuntimeError(
-            "Worker processes import the script that started them. Put what it does below: if __name__ == '__main__':"
+            "Worker processes import the script that started them. Put what it does below: "
+            "if __name__ == '__main__':"
         )
-    target, path = folder / file, folder / (f".{file}.lock" if file else LOCK)
+    target = folder / file
+    path = folder / (f".{file}.lock" if file else LOCK)
     if folder.exists() and not folder.is_dir():
         raise WriteError(f"{folder} must be a folder; it is a file. Choose another place.")
     with writing(target):
         folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(path, thread_local=False, fallback_to_soft=False, poll_interval=POLL)
+    lock = FileLock(path, thread_local=False, fallback_to_soft=False, poll_interval=POLL_SECONDS)
     if not _acquire(lock, path, target, waiting):
         yield
         return
     try:
         yield
     finally:
-        with suppress(
-            OSError
-        ):  # while it is held: a process that opened it before finds it unlinked and starts over
+        # While it is held: a process that opened it before finds it unlinked and starts over.
+        with suppress(OSError):
             path.unlink()
         lock.release()
         with suppress(OSError):
@@ -246,31 +239,20 @@ def _acquire(
         except Timeout:
             message = f"{target} is in use by {_holder(path)}."
             if waiting is None:
-                raise InUseError(
-                    f"{message} Wait until it ends, stop it, or choose another place. Nothing was changed."
-                ) from None
+                advice = "Wait until it ends, stop it, or choose another place."
+                raise InUseError(f"{message} {advice} Nothing was changed.") from None
             waiting(message)
             lock.acquire()
         since = datetime.now().astimezone().isoformat(" ", "seconds")
         program = Path(sys.argv[0]).name.replace("__main__.py", "semigpc")
         command = " ".join([program, *sys.argv[1:2]])
+        holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": since}
         with suppress(OSError):  # on a full disk the lock holds all the same
-            path.write_text(
-                json.dumps(
-                    {
-                        "pid": os.getpid(),
-                        "host": socket.gethostname(),
-                        "since": since,
-                        "command": command,
-                    }
-                )
-            )
+            path.write_text(json.dumps(holder | {"command": command}))
     except OSError as error:
         if error.errno in NO_LOCKS:
-            warnings.warn(
-                f"{target} is on a file system without locks: nothing stops a second process there.",
-                stacklevel=4,
-            )
+            message = f"{target} is on a file system without locks: a second process may write it."
+            warnings.warn(message, stacklevel=4)
             return False
         raise _unwritable(target, error) from error
     return True
@@ -279,15 +261,14 @@ def _acquire(
 def _holder(file: Path) -> str:
     try:
         holder = json.loads(file.read_text())
-        return f"{holder['command']} (process {holder['pid']} on {holder['host']}, since {holder['since']})"
+        where = f"process {holder['pid']} on {holder['host']}, since {holder['since']}"
+        return f"{holder['command']} ({where})"
     except (OSError, ValueError, KeyError, TypeError):
-        return "another process that has only just begun"
+        return "another process that has just started"
 
 
 def remove_drafts(folder: Path, file: str = "") -> None:
-    """Delete the drafts of processes that were killed while they wrote a folder, or one file of it;
-    call it under its lock.
-    """
+    """Delete the drafts of killed processes in a folder, or of one file; hold the lock meanwhile."""
     for draft in folder.glob(f".{glob.escape(_short(file)) or '*'}.????????{DRAFT}*"):
         with suppress(OSError):
             draft.unlink()
@@ -324,17 +305,14 @@ def sha256(path: Path) -> str:
 
 
 def sealed(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return plain values with their own hash under ``sha256``, by which :func:`is_sealed` detects
-    a change.
-    """
+    """Return plain values with their hash under ``sha256``, for :func:`is_sealed`."""
     return {**values, "sha256": _digest(values)}
 
 
 def is_sealed(values: Mapping[str, Any]) -> bool:
     """Return whether values, read from JSON, are those that were sealed."""
-    return values.get("sha256") == _digest(
-        {name: value for name, value in values.items() if name != "sha256"}
-    )
+    bare = {name: value for name, value in values.items() if name != "sha256"}
+    return values.get("sha256") == _digest(bare)
 
 
 def _digest(values: Mapping[str, Any]) -> str:
@@ -368,13 +346,11 @@ def read_json(
         return validated(parse(path.read_bytes(), path), schema, path, check)
     except FileNotFoundError:
         raise
-    except (OSError, FileError) as problem:
-        message = (
-            problem
-            if isinstance(problem, FileError)
-            else f"{path} cannot be read: {problem.strerror or problem}"
-        )
-        raise error(f"{message}. {remedy}") from problem
+    except FileError as problem:
+        raise error(f"{problem}. {remedy}") from problem
+    except OSError as problem:
+        reason = problem.strerror or problem
+        raise error(f"{path} cannot be read: {reason}. {remedy}") from problem
 
 
 def must_be_file(path: Path) -> None:
@@ -385,18 +361,15 @@ def must_be_file(path: Path) -> None:
 
 
 def parse(content: bytes, where: Path | str) -> Any:
-    """Parse JSON in which each key occurs once; a byte order mark, which some editors write, is
-    skipped.
-    """
+    """Parse JSON in which each key occurs once; a byte order mark is skipped."""
     try:
         text = content.decode("utf-8-sig")
         if not text.strip():
             raise FileError(f"{where} cannot be read: it is empty")
         return json.loads(text, object_pairs_hook=functools.partial(_unique, where=where))
     except UnicodeDecodeError as error:
-        raise FileError(
-            f"{where} cannot be read: it is not text in UTF-8 (byte {error.start})"
-        ) from error
+        message = f"{where} cannot be read: it is not text in UTF-8 (byte {error.start})"
+        raise FileError(message) from error
     except RecursionError as error:
         raise FileError(f"{where} cannot be read: it is nested too deeply") from error
     except FileError:
@@ -427,10 +400,9 @@ def _adapter(schema: Any) -> TypeAdapter[Any]:
 def problem(error: ValidationError, where: str = "") -> str:
     """Describe the first error: key (below ``where``), rule and value."""
     first = error.errors(include_url=False)[0]
-    key = where + "".join(
-        f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]
-    )
-    key = key.lstrip(".")[-SHOWN:] or "the content"
+    path = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])
+    key = where + "".join(path)
+    key = key.lstrip(".")[-VALUE_LENGTH:] or "the content"
     if first["type"] == "missing":
         return f"{key} is missing"
     if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
@@ -446,13 +418,13 @@ def shown(value: Any) -> str:
         text = json.dumps(value, ensure_ascii=False, default=str)
     except (ValueError, RecursionError):  # digits without end, or nested too deeply
         text = f"a {type(value).__name__}"
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+    return text if len(text) <= VALUE_LENGTH else f"{text[:VALUE_LENGTH]}..."
 
 
 def _unique(pairs: list[tuple[str, Any]], where: Path | str) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    values = dict(pairs)
+    if len(values) < len(pairs):
         names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise FileError(f"{where} cannot be used: it has the key {twice!r} more than once")
-    return found
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise FileError(f"{where} cannot be used: it has the key {repeated!r} more than once")
+    return values

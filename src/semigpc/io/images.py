@@ -1,6 +1,4 @@
-"""Pools of images: arrays in memory, files and members of a zip file that are decoded when they are
-used.
-"""
+"""Pools of images: arrays in memory, files, and members of a zip file."""
 
 import io
 import os
@@ -34,7 +32,7 @@ GIGABYTE = 2**30
 DRAFT_FACTOR = 2
 MOST_PIXELS = 178_000_000  # of one image: 700 MB decoded; Pillow's own limit is a little higher
 MOST_BYTES = 8 * MOST_PIXELS  # of one image in a zip file: four channels of 16 bits, not compressed
-BROKEN = (
+DECODING_ERRORS = (  # of Pillow
     OSError,
     SyntaxError,
     ValueError,
@@ -42,27 +40,33 @@ BROKEN = (
     MemoryError,
     OverflowError,
     struct.error,
-)  # what Pillow may raise
+)
+ZIP_ERRORS = (  # of the standard library
+    OSError,
+    EOFError,
+    KeyError,
+    NotImplementedError,
+    RuntimeError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 
 
 class ArrayImages:
-    """Images held as (P, H, W, 3) bytes, or (P, H, W) if grey, which is repeated in all three
-    channels.
-    """
+    """Images held as (P, H, W, 3) bytes, or (P, H, W) if grey; grey is repeated three times."""
 
     def __init__(self, pixels: NDArray[Any]) -> None:
-        if pixels.dtype != np.uint8 or not (
-            pixels.ndim == 3 or (pixels.ndim == 4 and pixels.shape[3] == 3)
-        ):
+        is_image = pixels.ndim == 3 or (pixels.ndim == 4 and pixels.shape[3] == 3)
+        if pixels.dtype != np.uint8 or not is_image:
             raise DataError(
-                "Images given as an array must be uint8 of shape (count, height, width, 3), or (count, height, width) if "
-                f"grey; got {pixels.dtype} of shape {pixels.shape}. Scale values to 0..255 and put channels last."
+                "Images given as an array must be uint8 of shape (count, height, width, 3), or "
+                f"(count, height, width) if grey; got {pixels.dtype} of shape {pixels.shape}. "
+                "Scale values to 0..255 and put channels last."
             )
         height, width = pixels.shape[1:3]
         if width * height > MOST_PIXELS:
-            raise DataError(
-                f"An image of the array {_too_large(width * height, f' ({width} x {height})')}"
-            )
+            sides = f" ({width} x {height})"
+            raise DataError(f"An image of the array {_too_large(width * height, sides)}")
         self.pixels = pixels
 
     def __len__(self) -> int:
@@ -77,14 +81,12 @@ class ArrayImages:
 
 
 class PixelFile:
-    """Images of one size, (side, side, 3) bytes each, in a temporary file that this process and its
-    loader workers share.
+    """Images of one size, (side, side, 3) bytes each, in a temporary file shared with workers.
 
-    The file has no name, so that nothing is left of it after the last of these processes, however
-    that ended. It is read and
-    written rather than mapped: a full disk is then an error that can be caught, and the system
-    keeps what is read often in memory all the same. An image counts as written once its byte at the
-    beginning of the file is 1.
+    The file has no name, so nothing is left of it after the last of these processes, however that
+    ended. It is read and written rather than mapped: a full disk is then an error that can be
+    caught, and the system caches what is read often all the same. An image counts as written once
+    its byte at the beginning of the file is 1.
 
     Args:
         count: of images. side: in pixels.
@@ -93,12 +95,11 @@ class PixelFile:
     """
 
     def __init__(self, count: int, side: int, limit: int) -> None:
-        self._bytes, self.count = 3 * side * side, 0
+        self._bytes = 3 * side * side
+        self.count = 0
         if hasattr(os, "preadv"):  # not on Windows
-            with (
-                suppress(OSError),
-                tempfile.TemporaryFile() as file,
-            ):  # where nothing can be written, nothing is kept
+            # Where nothing can be written, nothing is kept.
+            with suppress(OSError), tempfile.TemporaryFile() as file:
                 self._own(os.dup(file.fileno()))
                 free = shutil.disk_usage(tempfile.gettempdir()).free
                 self.count = min(count, min(limit, free // 2) // (self._bytes + 1))
@@ -108,27 +109,23 @@ class PixelFile:
         weakref.finalize(self, os.close, descriptor)
 
     def read(self, number: int, pixels: Pixels) -> bool:
-        """Copy an image into ``pixels`` (side, side, 3) and return True, or return False if it is
-        not there.
-        """
+        """Copy an image into ``pixels`` (side, side, 3); return False if it was not written."""
         if number >= self.count or os.pread(self._file, 1, number) != b"\1":
             return False
-        return (
-            os.preadv(self._file, [pixels.data], self.count + number * self._bytes) == self._bytes
-        )
+        start = self.count + number * self._bytes
+        return os.preadv(self._file, [pixels.data], start) == self._bytes
 
     def write(self, number: int, pixels: Pixels) -> None:
         """Keep an image, if there is a place for it and the disk is not full."""
         if number >= self.count:
             return
+        start = self.count + number * self._bytes
         with suppress(OSError):  # the image is decoded again then
-            if os.pwrite(self._file, pixels.data, self.count + number * self._bytes) == self._bytes:
+            if os.pwrite(self._file, pixels.data, start) == self._bytes:
                 os.pwrite(self._file, b"\1", number)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Send the open file to a process that is being started; a copy made in any other way keeps
-        nothing.
-        """
+        """Send the open file to a process that is being started; other copies keep nothing."""
         if context.get_spawning_popen() is None or not self.count:
             return {"_bytes": self._bytes, "count": 0, "_file": None}
         return self.__dict__ | {"_file": reduction.DupFd(self._file)}
@@ -140,8 +137,7 @@ class PixelFile:
 
 
 class FileImages:
-    """Images in files, upright and RGB. One that cannot be read is an error with its path, never
-    skipped.
+    """Images in files, upright and RGB. One that cannot be read is an error with its path.
 
     Args:
         paths: P files.
@@ -150,7 +146,8 @@ class FileImages:
     """
 
     def __init__(self, paths: Sequence[Path], *, cache_bytes: int = 2 * GIGABYTE) -> None:
-        self.paths, self.cache_bytes = tuple(paths), cache_bytes
+        self.paths = tuple(paths)
+        self.cache_bytes = cache_bytes
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -163,15 +160,14 @@ class FileImages:
         return read_image(self.paths[position], at_least=at_least)
 
     def fingerprint(self, position: int) -> bytes:
-        """Return path, size and time of the file, which change when the image does, without reading
-        it.
-        """
+        """Return path, size and time of the file, which change when the image does."""
         path = self.paths[position]
         try:
             facts = path.stat()
         except OSError as error:
             raise ImageError(
-                f"The image {printable(path)} cannot be found: {error}. Put it back, or take it out of the data."
+                f"The image {printable(path)} cannot be found: {error}. "
+                "Restore it, or remove it from the data."
             ) from error
         return f"{path.absolute()} {facts.st_size} {facts.st_mtime_ns}".encode()
 
@@ -179,8 +175,7 @@ class FileImages:
 def read_image(
     path: Path, content: IO[bytes] | None = None, *, at_least: int | None = None
 ) -> Image.Image:
-    """Decode one file, or ``content`` that was read from ``path``; rotate it by its EXIF
-    orientation; convert it to RGB.
+    """Decode a file, or ``content`` read from ``path``, upright by its EXIF data and in RGB.
 
     Args:
         at_least: pixels. A JPEG is decoded at a half, a quarter or an eighth of its size where both
@@ -190,15 +185,12 @@ def read_image(
         if at_least is not None:
             opened.draft(None, (at_least, at_least))
         opened.load()
-        ImageOps.exif_transpose(
-            opened, in_place=True
-        )  # in place, since a copy takes a tenth of the time of decoding
+        ImageOps.exif_transpose(opened, in_place=True)  # a copy would take a tenth of the time
         return _to_rgb(opened)
 
 
 def thumbnail(path: Path, size: int, quality: int = 85) -> bytes:
-    """Return an image as JPEG of some quality (of 100), upright and no larger than ``size`` pixels
-    either way.
+    """Return an image as JPEG of some quality (of 100), with at most ``size`` pixels a side.
 
     Raises:
         ImageError: see :func:`opened_image`.
@@ -214,11 +206,10 @@ def thumbnail(path: Path, size: int, quality: int = 85) -> bytes:
 
 @contextmanager
 def opened_image(path: Path, content: IO[bytes] | None = None) -> Iterator[Image.Image]:
-    """Open an image and read its header; an error within the block, such as one of decoding,
-    becomes an ImageError.
+    """Open an image and read its header; errors within the block become ImageErrors.
 
     Raises:
-        ImageError: it is not there, is no regular file, has more than MOST_PIXELS, or cannot be
+        ImageError: it does not exist, is no regular file, has more than MOST_PIXELS, or cannot be
             decoded.
     """
     shown = printable(path)
@@ -226,45 +217,43 @@ def opened_image(path: Path, content: IO[bytes] | None = None) -> Iterator[Image
         raise ImageError(f"The image {shown} cannot be read: {reason}.")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", Image.DecompressionBombWarning
-            )  # our own limit is checked below
+            # Our own limit is checked below.
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             opened = Image.open(path if content is None else content)
         with opened:
             width, height = opened.size
             if width * height > MOST_PIXELS:
-                raise ImageError(
-                    f"The image {shown} {_too_large(width * height, f' ({width} x {height})')}"
-                )
+                sides = f" ({width} x {height})"
+                raise ImageError(f"The image {shown} {_too_large(width * height, sides)}")
             yield opened
     except ImageError:
         raise
     except FileNotFoundError as error:
         raise ImageError(
-            f"The image {shown} is no longer there. Put it back, or take it out of the data."
+            f"The image {shown} no longer exists. Restore it, or remove it from the data."
         ) from error
     except Image.DecompressionBombError as error:
         count = re.search(r"\d+", str(error))
         raise ImageError(f"The image {shown} {_too_large(int(count[0]) if count else 0)}") from None
-    except BROKEN as error:
+    except DECODING_ERRORS as error:
         raise ImageError(
             f"The image {shown} cannot be read: {error}. It may be truncated or not an image; "
-            "replace it, or take it out of the data."
+            "replace it, or remove it from the data."
         ) from error
 
 
 def _too_large(pixels: int, sides: str = "") -> str:
-    """Describe an image of too many pixels; Pillow, whose limit is somewhat higher, may have been
-    set to a lower one.
-    """
+    """Describe an image with too many pixels; the limit is ours or, if lower, Pillow's."""
     most = min(MOST_PIXELS, 2 * (Image.MAX_IMAGE_PIXELS or MOST_PIXELS))
-    return f"has {pixels} pixels{sides}, and {most} is the most. Make it smaller, or take it out of the data."
+    advice = "Make it smaller, or remove it from the data."
+    return f"has {pixels} pixels{sides}, and {most} is the most. {advice}"
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode in ("I", "F"):
         raise ValueError(
-            f"its pixels are 32-bit numbers (mode {image.mode}), of unknown range; save it with 8 or 16 bits"
+            f"its pixels are 32-bit numbers (mode {image.mode}), of unknown range; "
+            "save it with 8 or 16 bits"
         )
     if image.mode.startswith("I;16"):  # Pillow would clip at 255 and turn nearly everything white
         return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
@@ -284,17 +273,6 @@ def to_image(pixels: Pixels) -> Image.Image:
     return Image.frombytes("RGB", (width, height), pixels.tobytes())
 
 
-UNREADABLE = (
-    OSError,
-    EOFError,
-    KeyError,
-    NotImplementedError,
-    RuntimeError,
-    zipfile.BadZipFile,
-    zlib.error,
-)
-
-
 class ZipImages:
     """Images that are members of a zip file, upright and RGB.
 
@@ -310,7 +288,9 @@ class ZipImages:
     def __init__(
         self, archive: Path, members: Sequence[str], *, cache_bytes: int = 2 * GIGABYTE
     ) -> None:
-        self.archive, self.members, self.cache_bytes = archive, tuple(members), cache_bytes
+        self.archive = archive
+        self.members = tuple(members)
+        self.cache_bytes = cache_bytes
         self._opened: tuple[int, zipfile.ZipFile] | None = None  # by which process
 
     def __len__(self) -> int:
@@ -324,17 +304,14 @@ class ZipImages:
         with self._member(position) as (opened, facts):
             if facts.file_size > MOST_BYTES:
                 raise OSError(
-                    f"it has {facts.file_size} bytes unpacked, and the largest image that is read has {MOST_BYTES}"
+                    f"it has {facts.file_size} bytes unpacked, and {MOST_BYTES} is the most"
                 )
             content = opened.read(facts)
-        return read_image(
-            self.archive / self.members[position], io.BytesIO(content), at_least=at_least
-        )
+        path = self.archive / self.members[position]
+        return read_image(path, io.BytesIO(content), at_least=at_least)
 
     def fingerprint(self, position: int) -> bytes:
-        """Return name, size and checksum from the zip file, which change when the image does,
-        without reading it.
-        """
+        """Return name, size and checksum from the zip file, which change when the image does."""
         with self._member(position) as (_, facts):
             return f"{facts.filename} {facts.file_size} {facts.CRC}".encode()
 
@@ -344,14 +321,15 @@ class ZipImages:
             if self._opened is None or self._opened[0] != os.getpid():
                 self._opened = os.getpid(), zipfile.ZipFile(self.archive)
             yield self._opened[1], self._opened[1].getinfo(self.members[position])
-        except UNREADABLE as error:
+        except ZIP_ERRORS as error:
+            path = self.archive / self.members[position]
             raise ImageError(
-                f"The image {self.archive / self.members[position]} cannot be read: {error}. The zip file may have been "
-                "replaced, cut short or encrypted; restore it."
+                f"The image {path} cannot be read: {error}. The zip file may have been replaced, "
+                "cut short or encrypted; restore it."
             ) from error
 
     def __getstate__(self) -> dict[str, Any]:
-        """Send a worker process names alone, without the open file."""
+        """Send a worker process the names, without the open file."""
         return self.__dict__ | {"_opened": None}
 
 
@@ -364,15 +342,11 @@ def zipped_images(archive: Path) -> list[str]:
         raise DataError(f"There is no zip file {archive}. Check the path.") from error
     except (OSError, NotImplementedError, zipfile.BadZipFile) as error:
         raise DataError(
-            f"{archive} cannot be read as a zip file: {error}. It may be cut short; fetch it again, or give a folder."
+            f"{archive} cannot be read as a zip file: {error}. It may be cut short; fetch it "
+            "again, or give a folder."
         ) from error
-    return sorted(
-        {
-            name
-            for name in names
-            if is_image_name(name) and not name.startswith(".") and "/." not in name
-        }
-    )
+    visible = {name for name in names if not name.startswith(".") and "/." not in name}
+    return sorted(name for name in visible if is_image_name(name))
 
 
 # Squares for a network ----------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """Paths from the user: which may be opened, and which images lie below a folder.
 
 One policy for every command. A named pipe, a socket or a device is never opened, since reading it
-may never end. A link that leads out of the folder is followed only on request (``--follow-links``).
-Names are UTF-8, as tables and reports are.
+may never end. A link that leads out of the folder is followed only with ``follow_links``. Names are
+UTF-8, as tables and reports are.
 """
 
 import os
@@ -16,8 +16,8 @@ from semigpc.io.text import printable
 EXTENSIONS = frozenset(
     (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 )
-SHOWN = 3  # images that a message names
-NOT_THERE = "it is not there"
+NAMED_IMAGES = 3  # that a message names
+NOT_THERE = "it does not exist"
 
 Bad = tuple[str, str]  # the name of an image, printable, and why it cannot be used
 
@@ -30,31 +30,25 @@ def checked(path: Path) -> Path:
 
 
 def existing(path: str | Path, what: str, root: Path | None = None) -> Path:
-    """Return the resolved path, tried as it is and then below ``root``; ``what`` describes it in
-    the error.
-    """
+    """Return the resolved path, tried as it is and then below ``root``; errors call it ``what``."""
     places = [Path(path).expanduser(), *([root / path] if root else [])]
     for place in places:
         if place.exists():
             return checked(place.resolve())
     shown = " and ".join(printable(place) for place in places)
-    raise DataError(f"{what} is not there: looked for {shown}. Check the path.")
+    raise DataError(f"{what} does not exist: looked for {shown}. Check the path.")
 
 
 def leads_out(path: Path, root: Path) -> str | None:
-    """Return the reason not to follow a link below ``root``, a resolved folder, if it leads
-    elsewhere.
-    """
+    """Return why not to follow a link below ``root``, a resolved folder; None if it stays inside."""
     if (target := path.resolve()).is_relative_to(root):
         return None
-    return (
-        f"a link that leads out of the folder, to {printable(target)} (--follow-links permits it)"
-    )
+    where = printable(target)
+    return f"a link that leads out of the folder, to {where} (follow_links=True permits it)"
 
 
 def images_below(folder: Path, *, follow_links: bool = False) -> list[str]:
-    """Return the names of all images at any depth, sorted, with forward slashes, without hidden
-    files and folders.
+    """Return the names of all images at any depth, sorted, without hidden files and folders.
 
     Raises:
         DataError: some cannot be used; see :func:`walk`.
@@ -67,28 +61,28 @@ def images_below(folder: Path, *, follow_links: bool = False) -> list[str]:
 def sorted_images(
     folder: Path, root: Path | None = None, *, follow_links: bool = False
 ) -> tuple[list[str], list[Bad]]:
-    """Return the names of the images below a folder that can be used, and the others with the
-    reason; see :func:`walk`.
+    """Return the names of usable images below a folder, and the others with reasons; see
+    :func:`walk`.
     """
     images = sorted(walk(folder, root, follow_links=follow_links))
-    return [name for name, reason in images if not reason], [
-        (printable(name), reason) for name, reason in images if reason
-    ]
+    names = [name for name, reason in images if not reason]
+    bad = [(printable(name), reason) for name, reason in images if reason]
+    return names, bad
 
 
 def reject_bad(bad: list[Bad], place: object) -> None:
     """Raise a DataError that names the first images that cannot be used, if there are any."""
     if bad:
-        few = "; ".join(f"{name}: {reason}" for name, reason in bad[:SHOWN])
-        more = f"; and {len(bad) - SHOWN} more" if len(bad) > SHOWN else ""
+        first = "; ".join(f"{name}: {reason}" for name, reason in bad[:NAMED_IMAGES])
+        more = f"; and {len(bad) - NAMED_IMAGES} more" if len(bad) > NAMED_IMAGES else ""
         raise DataError(
-            f"{len(bad)} images of {printable(place)} cannot be used ({few}{more}). Mend them or take them out."
+            f"{len(bad)} images of {printable(place)} cannot be used ({first}{more}). "
+            "Repair or remove them."
         )
 
 
 def walk(folder: Path, root: Path | None = None, *, follow_links: bool = False) -> Iterator[Bad]:
-    """Yield the name of each image below a folder, in no order, with the reason why it cannot be
-    used, or "".
+    """Yield each image below a folder, in no order, with the reason why it cannot be used, or "".
 
     A linked folder is entered only if it leads out of ``root`` and that is permitted: inside root
     its content has another name already. Each such folder is entered once, so that a circle of
@@ -100,7 +94,8 @@ def walk(folder: Path, root: Path | None = None, *, follow_links: bool = False) 
         follow_links: permit links to leave it.
     """
     root = (root or folder).resolve()
-    waiting, seen = [("", str(folder))], {folder.resolve()}
+    waiting = [("", str(folder))]
+    seen = {folder.resolve()}
     while waiting:
         prefix, place = waiting.pop()
         try:
@@ -119,11 +114,8 @@ def walk(folder: Path, root: Path | None = None, *, follow_links: bool = False) 
                 if outside is not None and not follow_links:
                     yield name, outside
                 elif not entry.is_dir():
-                    yield (
-                        name,
-                        trouble(path)
-                        or ("" if entry.is_file() else "a link to something that is not there"),
-                    )
+                    broken = "" if entry.is_file() else "a link to something that does not exist"
+                    yield name, trouble(path) or broken
                 elif not entry.is_symlink():
                     waiting.append((f"{name}/", entry.path))
                 elif outside is not None and (target := path.resolve()) not in seen:
@@ -132,17 +124,13 @@ def walk(folder: Path, root: Path | None = None, *, follow_links: bool = False) 
 
 
 def is_image_name(name: str) -> bool:
-    """Return whether a name ends like an image; by strings, since a pathlib object for each name
-    takes longer than the rest.
-    """
+    """Return whether a name ends like an image; without pathlib, which would take most time."""
     dot = name.rfind(".")
     return dot > 0 and name[dot:].lower() in EXTENSIONS
 
 
 def unusable(root: Path, name: str, *, follow_links: bool = False) -> str | None:
-    """Return why a file that a table names below ``root``, a resolved folder, cannot be used; None
-    if it can.
-    """
+    """Return why a file that a table names below ``root``, a resolved folder, cannot be used."""
     path = root / name
     try:
         if not path.exists():

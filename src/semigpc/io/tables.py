@@ -26,14 +26,12 @@ METADATA = b"semigpc"  # key of our facts in the metadata of a Parquet file
 NO_LABEL = re.compile(r"-1(\.0*)?|nan|", re.IGNORECASE)  # text that counts as no label
 LONGEST_LABEL = 1000  # characters; a longer text is not a name but another column
 
-Choose = Callable[
-    [Sequence[str], Path], tuple[str, str]
-]  # selects the two columns to read, given those of a file
+# Selects the two columns to read, given those of a file.
+Choose = Callable[[Sequence[str], Path], tuple[str, str]]
 
 
 def label_text(value: Any) -> str | None:
-    """Return the name of a class as text, or None for no label: one rule for tables, folders, pages
-    and Python.
+    """Return the name of a class as text, or None for no label: the rule for all sources.
 
     None, NaN, pandas.NA, -1 as a number or as text, the text "nan" in any case, and empty text mean
     no label. Spaces around a name are removed. A float such as 3.0 becomes "3", since columns of
@@ -58,8 +56,7 @@ def is_table(path: Path) -> bool:
 
 
 def read_labels(path: Path) -> dict[str, str | None]:
-    """Return the class of each file in a table, or None where it has no label, in the order of the
-    table.
+    """Return the class of each file in a table, or None where it has no label, in its order.
 
     :func:`label_text` defines what counts as no label. A row may be repeated, but
     not with another label.
@@ -67,18 +64,20 @@ def read_labels(path: Path) -> dict[str, str | None]:
     labels: dict[str, str | None] = {}
     conflicts: dict[str, set[str]] = {}
     for number, (file_name, value) in enumerate(read_pairs(path, _check_columns), start=1):
-        name, label = path_below(file_name, number, path), as_label(value, path)
+        name = path_below(file_name, number, path)
+        label = as_label(value, path)
         if labels.setdefault(name, label) != label:
             conflicts.setdefault(name, {labels[name] or "no label"}).add(label or "no label")
     if conflicts:
         first, different = next(iter(conflicts.items()))
         raise DataError(
-            f"{path} gives different labels to the same image for {len(conflicts)} of its images: {first} has "
-            f"{' and '.join(sorted(different))}. Keep one row for each image."
+            f"{path} gives different labels to the same image for {len(conflicts)} of its images: "
+            f"{first} has {' and '.join(sorted(different))}. Keep one row for each image."
         )
     if not labels:
         raise DataError(
-            f"{path} lists no images. It needs one row for each, with the columns {' and '.join(COLUMNS)}."
+            f"{path} lists no images. It needs one row for each, with the columns "
+            f"{' and '.join(COLUMNS)}."
         )
     return labels
 
@@ -86,11 +85,9 @@ def read_labels(path: Path) -> dict[str, str | None]:
 def read_pairs(path: Path, choose: Choose) -> Iterator[tuple[Any, Any]]:
     """Yield two columns of a CSV or Parquet file, row by row, as they are written there."""
     checked(path)
-    return (
-        _parquet_rows(path, choose)
-        if path.suffix.lower() == ".parquet"
-        else _csv_rows(path, choose)
-    )
+    if path.suffix.lower() == ".parquet":
+        return _parquet_rows(path, choose)
+    return _csv_rows(path, choose)
 
 
 def _csv_rows(path: Path, choose: Choose) -> Iterator[tuple[Any, Any]]:
@@ -100,9 +97,8 @@ def _csv_rows(path: Path, choose: Choose) -> Iterator[tuple[Any, Any]]:
             reader.fieldnames = [from_spreadsheet_cell(name) for name in reader.fieldnames or []]
             first, second = choose(reader.fieldnames, path)
             for row in reader:
-                name, label = (
-                    value and from_spreadsheet_cell(value) for value in (row[first], row[second])
-                )
+                cells = (row[first], row[second])
+                name, label = (cell and from_spreadsheet_cell(cell) for cell in cells)
                 yield name, label
     except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(
@@ -141,8 +137,9 @@ def _check_columns(columns: Sequence[str], path: Path) -> tuple[str, str]:
     missing = [name for name in COLUMNS if name not in columns]
     if missing:
         raise DataError(
-            f"{path} must have the columns {' and '.join(COLUMNS)}; it has {listed(columns) or 'none'}, not {listed(missing)}. "
-            "Rename the columns, and separate them by commas if the file is CSV."
+            f"{path} must have the columns {' and '.join(COLUMNS)}; it has "
+            f"{listed(columns) or 'none'}, not {listed(missing)}. Rename the columns, and separate "
+            "them by commas if the file is CSV."
         )
     return COLUMNS
 
@@ -154,12 +151,13 @@ def path_below(value: Any, number: int, path: Path) -> str:
     name = PurePosixPath(value.strip())
     if name.is_absolute():
         raise DataError(
-            f"Row {number} of {path} has the absolute path {value}; a file_name must be relative to the root of the images, "
-            "so that the data mean the same on another machine."
+            f"Row {number} of {path} has the absolute path {value}; a file_name must be relative "
+            "to the root of the images, so that the data mean the same on another machine."
         )
     if ".." in name.parts:
         raise DataError(
-            f"Row {number} of {path} has the path {value}, which leads out of the root of the images. Move the file into it."
+            f"Row {number} of {path} has the path {value}, which leads out of the root of the "
+            "images. Move the file into it."
         )
     return str(name)
 
@@ -173,8 +171,8 @@ def as_label(value: Any, where: object = "a table of labels") -> str | None:
     label = label_text(value)
     if label is not None and len(label) > LONGEST_LABEL:
         raise DataError(
-            f"A label in {where} has {len(label)} characters, and {LONGEST_LABEL} is the most: it begins with "
-            f"{printable(label[:40])!r}. Shorten it, or name the right column of labels."
+            f"A label in {where} has {len(label)} characters, and {LONGEST_LABEL} is the most: it "
+            f"begins with {printable(label[:40])!r}. Shorten it, or name another column of labels."
         )
     return label
 

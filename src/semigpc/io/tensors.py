@@ -1,5 +1,4 @@
-"""Tensors in safetensors files with a checksum over every byte, so that a damaged file is never
-used.
+"""Tensors in safetensors files with a checksum over every byte.
 
 The header of such a file begins with the checksum. It is the sha256 of the whole file (length,
 header, padding and tensors) with zeros in place of its own digits.
@@ -21,10 +20,10 @@ from torch import Tensor
 from semigpc.io.atomic import must_be_file, parse
 from semigpc.io.errors import FileError
 
-DIGITS = 64
+DIGITS = 64  # of a sha256 in hexadecimal
 ZEROS = b"0" * DIGITS
-# a single key: the library writes several in any order, and equal tensors would give different
-# files
+# A single key: the library writes several in any order, and equal tensors would give different
+# files.
 KEY = "semigpc"
 # 8 bytes of length come first, then the header, which the library begins with the metadata.
 OPENING = b'{"__metadata__":{"' + KEY.encode() + rb'":"{\"sha256\": \"'
@@ -42,33 +41,27 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], **facts: Any) -> Non
         OSError: the disk is full, for example.
     """
     try:
-        save_file(
-            dict(tensors), path, metadata={KEY: json.dumps({"sha256": ZEROS.decode(), **facts})}
-        )
+        header = json.dumps({"sha256": ZEROS.decode(), **facts})
+        save_file(dict(tensors), path, metadata={KEY: header})
     except SafetensorError as error:  # such as a full disk
         raise OSError(str(error)) from error
     with path.open("rb+") as file:
         digest = _digest(file)
         file.seek(PLACE)
-        assert file.read(DIGITS) == ZEROS, (
-            "the header begins differently in this version of safetensors"
-        )
+        assert file.read(DIGITS) == ZEROS, "this version of safetensors writes another header"
         file.seek(PLACE)
         file.write(digest.encode())
 
 
 def remove_unfinished_tensors(folder: Path) -> None:
-    """Delete the files, ``.tmp`` and six letters, that the library leaves if a process is killed
-    while it writes.
-    """
+    """Delete the files ``.tmp??????`` that the library leaves if a process is killed."""
     for file in folder.glob(".tmp??????"):
         file.unlink(missing_ok=True)
 
 
 @contextmanager
 def open_tensors(path: Path, *, verify: bool = True) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Verify a file, unless that was done; yield a handle with ``keys`` and ``get_tensor``, and the
-    facts.
+    """Verify a file, unless that was done; yield a handle of safetensors, and the facts.
 
     Raises:
         FileError: it is damaged, or of another kind. FileNotFoundError: it does not exist.
@@ -78,12 +71,10 @@ def open_tensors(path: Path, *, verify: bool = True) -> Iterator[tuple[Any, dict
         if verify:
             file.seek(8)
             if file.read(len(OPENING)) != OPENING:
-                reason = (
-                    "it does not begin with a checksum, so it is damaged or by an older version"
-                )
+                reason = "it has no checksum, so it is damaged or from an older version"
                 raise FileError(f"{path} cannot be read: {reason}")
             if file.read(DIGITS) != _digest(file).encode():
-                raise FileError(f"{path} is damaged: its content does not fit its checksum")
+                raise FileError(f"{path} is damaged: its content does not match its checksum")
         try:
             with safe_open(path, framework="pt") as tensors:
                 if not os.path.samestat(os.fstat(file.fileno()), path.stat()):

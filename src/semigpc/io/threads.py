@@ -1,6 +1,4 @@
-"""How many threads torch and the BLAS libraries use: one for small work, the cores granted to this
-process for large work.
-"""
+"""How many threads torch and BLAS use: one for small work, the granted cores for large work."""
 
 import os
 import threading
@@ -17,7 +15,7 @@ from threadpoolctl import ThreadpoolController
 # product of two n x n matrices took 20 times as long as with one at n = 300, twice as long at n =
 # 450 and as long at n = 900; eigenvectors 140 times, twice and (n = 600) three times. On idle cores
 # one thread takes some 5 ms for this much, which is all that can be lost.
-SMALL = 1e8
+SMALL_WORK = 1e8
 
 
 class _Thread(threading.local):
@@ -31,14 +29,13 @@ _inside: list[int] = []  # threads of torch before, for every thread within ``su
 
 @contextmanager
 def suited_to(work: float) -> Iterator[None]:
-    """Use one thread if ``work``, the multiply-adds of a product, is small; otherwise as many as
-    are allowed.
+    """Use one thread if ``work``, in multiply-adds, is small; otherwise as many as are allowed.
 
     Inside another block like this the number depends on the inner work alone, so that the same
     product is computed by the same number of threads, and with the same bits, whatever it is a part
     of.
     """
-    most = 1 if work < SMALL else granted()
+    most = 1 if work < SMALL_WORK else granted()
     if _thread.outside is not None:
         with using(min(most, _thread.outside)):
             yield
@@ -61,9 +58,7 @@ def suited_to(work: float) -> Iterator[None]:
 
 @contextmanager
 def using(threads: int) -> Iterator[None]:
-    """Let torch use this many threads, and the BLAS libraries no more than that; restore both
-    afterwards.
-    """
+    """Let torch use this many threads, and BLAS no more than that; restore both afterwards."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -85,17 +80,13 @@ def allowed() -> int:
 
 
 def granted(processes: int = 1) -> int:
-    """Return the threads for each of several processes that share the cores of this one:
-    OMP_NUM_THREADS if that is set.
-    """
+    """Return the threads for each of several processes: OMP_NUM_THREADS, or a share of the cores."""
     wanted = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     return int(wanted) if wanted.isdecimal() and int(wanted) else max(1, cores() // processes)
 
 
 def cores() -> int:
-    """Return the cores this process may use: those of its affinity, and in a container no more than
-    its cgroup's quota.
-    """
+    """Return the cores this process may use, by its affinity and the quota of its container."""
     return int(joblib.cpu_count())
 
 
@@ -106,11 +97,7 @@ def _libraries() -> ThreadpoolController:
 
 
 def _above(libraries: ThreadpoolController, threads: int) -> ThreadpoolController:
-    """Select the libraries that are set to more threads, so that no library ever gets more than it
-    had.
-    """
-    return libraries.select(
-        filepath=[
-            library["filepath"] for library in libraries.info() if library["num_threads"] > threads
-        ]
-    )
+    """Select the libraries that are set to more threads, so that none ever gets more than it had."""
+    found = libraries.info()
+    paths = [library["filepath"] for library in found if library["num_threads"] > threads]
+    return libraries.select(filepath=paths)
