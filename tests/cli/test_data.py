@@ -189,6 +189,9 @@ def test_without_a_network_a_download_says_so(
     )
     monkeypatch.setitem(ARCHIVES, "cifar100", nowhere)
     told = refused(
-        "download", "cifar100", tmp_path, words="http://127.0.0.1:9/cifar.tar.gz cannot be reached"
+        "download",
+        "cifar100",
+        tmp_path,
+        words="http://127.0.0.1:9/cifar.tar.gz could not be downloaded",
     )
     assert "md5" in told

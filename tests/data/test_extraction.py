@@ -70,10 +70,7 @@ def test_names_with_a_root_stay_in_the_folder(tmp_path: Path) -> None:
     ids=["no tar", "other tar"],
 )
 def test_another_archive_is_named_and_leaves_nothing_behind(tmp_path: Path, content: bytes) -> None:
-    with pytest.raises(
-        DataError,
-        match=r"x.tar.gz cannot be unpacked into .*if it is another archive or damaged, delete it",
-    ):
+    with pytest.raises(DataError, match=r"x.tar.gz cannot be unpacked into .*delete it"):
         extract(SOURCE, written(tmp_path, content), tmp_path / "folder")
     assert names(tmp_path / "folder") == []
 

@@ -97,7 +97,7 @@ def download(
 ) -> None:
     """Download CIFAR, or print how to get the fine-grained sets.
 
-    An interrupted download resumes where it stopped. The pages of the
+    The archive is checked against its md5 sum. The pages of the
     fine-grained sets require a click or an account, so this prints which
     files to fetch, and where to put them.
     """

@@ -1,17 +1,15 @@
 """CIFAR-10 and CIFAR-100, cut to a long tail: the official binary files, or a copy as image files,
 in a folder or a zip.
 
-The official archives are downloaded so that a broken download can be resumed, checked against the
-published hash, and unpacked.
+The official archives are downloaded, checked against the published md5 sum, and unpacked.
 """
 
 import hashlib
 import http.client
 import tarfile
 import tempfile
-import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +21,7 @@ from PIL import Image
 from semigpc.data.dataset import Images, ImageSet, Splits
 from semigpc.data.folder import class_folders, ordered
 from semigpc.data.splits import SplitConfig, long_tail_split, put_aside
+from semigpc.io.atomic import replacing
 from semigpc.io.errors import DataError
 from semigpc.io.images import FileImages, Pixels, ZipImages, to_image, zipped_images
 from semigpc.io.text import listed
@@ -370,9 +369,8 @@ def fetch(source: Archive, folder: Path, progress: Progress | None = None) -> Pa
 def download(source: Archive, folder: Path, progress: Progress | None = None) -> Path:
     """Return the path of the archive in ``folder``, complete and with the right checksum.
 
-    It is written as ``<file_name>.part``, from which a later call resumes, and renamed once size
-    and checksum are right. A file that is there already is checked and not downloaded again. One
-    process at a time.
+    It gets its name when the checksum is right. A file that is there already is checked and not
+    downloaded again.
 
     Args:
         source: the archive.
@@ -383,100 +381,51 @@ def download(source: Archive, folder: Path, progress: Progress | None = None) ->
     if target.exists():
         check(source, target)
         return target
-    part = folder / f"{source.file_name}.part"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        received = part.stat().st_size if part.exists() else 0
-        if received < source.size:
-            _receive(source, part, received, progress)
-        if problem := _difference(source, part):
-            part.unlink()  # resuming from it would never mend it
+    with replacing(target) as draft:
+        received = 0
+        with draft.open("wb") as file:
+            for block in _blocks(source, folder):
+                received += file.write(block)
+                if progress is not None:
+                    progress(received, source.size)
+        if md5_of(draft) != source.md5:
             raise DataError(
-                f"{target}, fetched from {source.url}, {problem}. It was deleted; fetch it again."
+                f"{source.url} sent {received} bytes without the published md5 sum {source.md5} "
+                f"of {source.size} bytes. Nothing was kept; try again. {_elsewhere(source, folder)}"
             )
-        part.replace(target)
-    except OSError as error:
-        raise DataError(
-            f"{source.file_name} cannot be written to {folder}: {error}. Make room or choose another folder; "
-            "a download that was begun goes on where it stopped."
-        ) from error
     return target
+
+
+def _blocks(source: Archive, folder: Path) -> Iterator[bytes]:
+    """Yield what the server sends; raise a DataError if it cannot be reached."""
+    try:
+        with urllib.request.urlopen(source.url, timeout=TIMEOUT) as response:
+            while block := response.read(BLOCK):
+                yield block
+    except (OSError, http.client.HTTPException) as error:
+        raise DataError(
+            f"{source.url} could not be downloaded: {error}. Check the connection and try again. "
+            f"{_elsewhere(source, folder)}"
+        ) from error
+
+
+def _elsewhere(source: Archive, folder: Path) -> str:
+    return f"Or put {source.file_name} from elsewhere into {folder}; its md5 is {source.md5}."
 
 
 def check(source: Archive, path: Path) -> None:
     """Raise a DataError if a file is not the archive, byte for byte."""
-    if problem := _difference(source, path):
-        raise DataError(f"{path} {problem}. Delete it and fetch it again.")
-
-
-def _difference(source: Archive, path: Path) -> str:
-    """Return what is wrong with a file, or nothing."""
-    size = path.stat().st_size
-    if size != source.size:
-        return f"must have {source.size} bytes and has {size}: it is cut short, or another file"
-    md5 = md5_of(path)
-    return (
-        ""
-        if md5 == source.md5
-        else f"must have the md5 sum {source.md5} and has {md5}: it is not what was published"
-    )
+    if (md5 := md5_of(path)) != source.md5:
+        raise DataError(
+            f"{path} must have the md5 sum {source.md5} and has {md5}: it is cut short or another "
+            "file. Delete it and fetch it again."
+        )
 
 
 def md5_of(path: Path) -> str:
     """Return the md5 sum of a file, in hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
-
-
-def _receive(source: Archive, part: Path, received: int, progress: Progress | None) -> None:
-    """Append to ``part`` until it is complete; a server that cannot send the rest alone sends
-    everything again.
-    """
-    elsewhere = f"Or find {source.file_name} elsewhere and put it into {part.parent}; its md5 sum must be {source.md5}."
-    request = urllib.request.Request(
-        source.url, headers={"Range": f"bytes={received}-"} if received else {}
-    )
-    try:
-        opened: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=TIMEOUT)
-    except urllib.error.HTTPError as error:
-        with error:
-            if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-                part.unlink()  # longer than the file there is, so nothing could ever be added to it
-            raise DataError(
-                f"{source.url} answered {error.code} ({error.reason}) instead of sending {source.file_name}. "
-                f"Try again later. {elsewhere}"
-            ) from error
-    except (OSError, http.client.HTTPException) as error:
-        reason = getattr(error, "reason", error)
-        raise DataError(
-            f"{source.url} cannot be reached: {reason}. Check the connection and try again. {elsewhere}"
-        ) from error
-    with opened as response:
-        if response.status != http.HTTPStatus.PARTIAL_CONTENT:
-            received = 0
-        announced = received + int(response.headers.get("Content-Length", source.size - received))
-        if announced != source.size:
-            raise DataError(
-                f"{source.url} should have {source.size} bytes and has {announced}: it is not the archive that is known. "
-                f"{elsewhere}"
-            )
-        problem = "no more was sent"
-        with part.open("ab" if received else "wb") as file:
-            while received <= source.size:
-                try:
-                    block = response.read(BLOCK)
-                except (OSError, http.client.HTTPException) as error:
-                    block, problem = b"", str(error)
-                if not block:
-                    break
-                received += file.write(block)
-                if progress is not None:
-                    progress(received, source.size)
-    if received < source.size:
-        raise DataError(
-            f"The download of {source.url} broke off after {received} of {source.size} bytes: {problem}. "
-            "Start it again; it goes on where it stopped."
-        )
 
 
 def extract(source: Archive, path: Path, folder: Path) -> Path:
@@ -499,7 +448,7 @@ def extract(source: Archive, path: Path, folder: Path) -> Path:
     except (OSError, tarfile.TarError) as error:
         if not target.is_dir():  # another process may have been faster
             raise DataError(
-                f"{path} cannot be unpacked into {folder}: {error}. Make room or choose another folder; if it is another "
-                "archive or damaged, delete it and fetch it again."
+                f"{path} cannot be unpacked into {folder}: {error}. Make room or choose another "
+                "folder; if it is damaged or another archive, delete it and fetch it again."
             ) from error
     return target
