@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from semigpc.data.cifar import ARCHIVES, Archive, download, fetch
-from semigpc.io.errors import DataError
+from semigpc.io.errors import DataError, WriteError
 from tests.data.tar_samples import CONTENT, names
 
 
