@@ -270,7 +270,7 @@ def test_a_step_without_a_balanced_batch_is_refused() -> None:
     networks, batch = pair(), stream(1)[0]
     with pytest.raises(
         ValueError,
-        match=r"CoSSL must have a class-balanced batch in every step; Batch.balanced is None.",
+        match=r"Batch.balanced is None",
     ):
         started().weak(Step(networks, batch, AFTER), networks.forward(batch.x)[0])
 
@@ -278,7 +278,7 @@ def test_a_step_without_a_balanced_batch_is_refused() -> None:
 def test_features_of_unknown_width_are_refused() -> None:
     with pytest.raises(
         ValueError,
-        match=r"CoSSL must know how wide features are, for its head; got 0. Set Task.n_features.",
+        match=r"n_features must be at least 1; got 0",
     ):
         CoSSL(CoSSLConfig(), Task(torch.tensor(COUNTS), LABELED, UNLABELED))
 

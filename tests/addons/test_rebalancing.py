@@ -155,9 +155,8 @@ def test_a_class_without_labels_counts_as_one_and_the_run_is_told(name: str) -> 
     addon = ADDONS[name].build(
         ADDONS[name].config(), Task(torch.tensor([9, 0, 4]), 2, 2, n_unlabeled=3)
     )
-    assert addon.take_notes() == [
-        "Classes [1] have no label; the add-on treats each of them as if it had one."
-    ]
+    (note,) = addon.take_notes()
+    assert "[1] have no label" in note
     assert addon.take_notes() == []
     loss = addon.labeled_loss(somewhere(progress=0.9), torch.zeros(2, 3), torch.tensor([0, 2]))
     assert loss.isfinite()

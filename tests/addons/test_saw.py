@@ -166,9 +166,8 @@ def test_a_run_of_one_epoch_is_told_that_nothing_is_counted() -> None:
     addon, networks, batch = SAW(SAWConfig(), TASK), pair(), batches(1)[0]
     (weak,) = networks.forward(batch.views["weak"])
     addon.targets(Step(networks, batch, Clock(0, 50, 100)), weak, torch.softmax(weak.logits, dim=1))
-    assert [note.split(":")[0] for note in addon.take_notes()] == [
-        "SAW counts pseudo-labels when an epoch begins, and 50 steps are no more than one epoch of 100"
-    ]
+    (note,) = addon.take_notes()
+    assert "one epoch of 100" in note
     addon.targets(
         Step(networks, batch, Clock(0, 101, 100)), weak, torch.softmax(weak.logits, dim=1)
     )
@@ -178,6 +177,6 @@ def test_a_run_of_one_epoch_is_told_that_nothing_is_counted() -> None:
 def test_saw_without_unlabelled_images_is_refused() -> None:
     with pytest.raises(
         ValueError,
-        match=r"SAW counts the pseudo-labels of unlabelled images.* got 0\. Add unlabelled",
+        match=r"got 0\. Add unlabelled",
     ):
         SAW(SAWConfig(), Task(torch.tensor(COUNTS), LABELED, UNLABELED))

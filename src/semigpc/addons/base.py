@@ -1,6 +1,4 @@
-"""The interface of add-ons: one method per point where an algorithm calls them; the base class
-changes nothing.
-"""
+"""The contract of an add-on: one method per point where an algorithm or training calls it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -15,7 +13,7 @@ from semigpc.types import Batch, Clock, HeadSpec, ModelOutput, Networks, StepOut
 
 
 class Step(NamedTuple):
-    """The networks, the batch and the clock of a step, as every method of an add-on receives them."""
+    """The networks, the batch and the clock of a step, which add-ons receive."""
 
     networks: Networks
     batch: Batch
@@ -23,8 +21,7 @@ class Step(NamedTuple):
 
 
 class Survey(NamedTuple):
-    """All training images as the evaluated network sees them now, in evaluation mode and without
-    augmentation.
+    """The evaluated network's outputs for all training images, without augmentation.
 
     Shapes: ``labeled`` n rows with labels ``y`` (n,); ``unlabeled`` u rows, in the order of the
     unlabelled set. No gradients.
@@ -37,7 +34,7 @@ class Survey(NamedTuple):
 
 @dataclass(frozen=True)
 class ExtraLoss:
-    """A loss of the add-on's own, with its weight in it, and its named parts (scalars)."""
+    """A loss of the add-on, already weighted, and its named parts (scalars)."""
 
     loss: Tensor
     metrics: Mapping[str, Tensor] = field(default_factory=dict)
@@ -45,34 +42,32 @@ class ExtraLoss:
 
 @dataclass(frozen=True, kw_only=True)
 class AddOnConfig:
-    """Options of an add-on, and what it needs, so that a combination that cannot work is an error
-    before anything is built.
+    """Options of an add-on, and its requirements, which are checked before anything is built."""
 
-    ``needs_unlabeled``: an algorithm that learns from unlabelled images. ``needs_average``: a
-    moving average of the network.
-    ``needs_balanced_batch``: ``Batch.balanced``. ``generations``: how often training starts over,
-    with more labels each time.
-    """
+    needs_unlabeled: ClassVar[bool] = True  # an algorithm that learns from unlabelled images
+    needs_average: ClassVar[bool] = False  # a moving average of the network
+    needs_balanced_batch: ClassVar[bool] = False  # ``Batch.balanced``
 
-    needs_unlabeled: ClassVar[bool] = True
-    needs_average: ClassVar[bool] = False
-    needs_balanced_batch: ClassVar[bool] = False
-    generations: ClassVar[int] = 1
+    @property
+    def generations(self) -> int:
+        """How often training starts over, with more labels each time."""
+        return 1
 
     def heads(self, n_classes: int) -> dict[str, HeadSpec]:
         """Extra heads of the network, which the optimiser trains and the moving average follows."""
         return {}
 
     def sampling_power(self, progress: float) -> float:
-        """p in P(class c) ~ n_c^p of a labelled draw, by the share of training behind: 1 as they
-        come, 0 every class alike.
+        """Return p in P(class c) ~ n_c^p of a labelled draw: 1 as they come, 0 balanced.
+
+        Args:
+            progress: share of training done.
         """
         return 1.0
 
 
 class AddOn(nn.Module):
-    """Called by every algorithm at the same points of its step; this one changes nothing, in value
-    or in cost.
+    """Changes pseudo-labels and losses at fixed points of a step; this base class changes nothing.
 
     In the order of a step: ``weak``, then the refiner, ``opinion``, then the algorithm's own
     alignment and smoothing, ``targets``, then mask and sharpening, ``labeled_loss``,
@@ -84,12 +79,14 @@ class AddOn(nn.Module):
         config: options. task: what is known of the data.
     """
 
-    # whether extra_loss is called, with the student's output for un-mixed labelled images
-    learns: bool = False
+    learns: bool = False  # whether extra_loss is called
     answers: bool = False  # whether evaluation uses answer() instead of the network's logits
+    config: AddOnConfig
 
     def __init__(self, config: AddOnConfig, task: Task) -> None:
         super().__init__()
+        self.config = config
+        self.task = task
         self._notes: list[str] = []
 
     @classmethod
@@ -100,75 +97,71 @@ class AddOn(nn.Module):
     # Pseudo-labels --------------------------------------------------------------------------------
 
     def weak(self, step: Step, output: ModelOutput) -> ModelOutput:
-        """Return the network's output for the weak views (U rows), before the refiner receives it."""
+        """Return the network's output for the weak views (U rows), before it is refined."""
         return output
 
     def opinion(self, step: Step, output: ModelOutput, probs: Tensor) -> Tensor:
-        """Return p_w (U, C), the weak view's probabilities, after the refiner and before the
-        algorithm's own alignment.
-        """
+        """Return p_w (U, C), the weak view's refined probabilities, before any alignment."""
         return probs
 
     def targets(self, step: Step, output: ModelOutput, probs: Tensor) -> Tensor:
-        """Return the finished pseudo-labels (U, C), from which mask and loss are computed; only
-        sharpening follows.
-        """
+        """Return the finished pseudo-labels (U, C), for mask and loss; only sharpening follows."""
         return probs
 
     # Losses ---------------------------------------------------------------------------------------
 
     def labeled_loss(self, step: Step, logits: Tensor, targets: Tensor) -> Tensor:
-        """H(z_x, y), a scalar: logits (B, C), targets (B,) classes or (B, C) probabilities where
-        images were mixed.
+        """Return H(z_x, y), a scalar.
+
+        Args:
+            logits: (B, C). targets: (B,) classes, or (B, C) probabilities of mixed images.
         """
-        return (
-            F.cross_entropy(logits, targets)
-            if targets.ndim == 1
-            else soft_cross_entropy(logits, targets)
-        )
+        if targets.ndim == 1:
+            return F.cross_entropy(logits, targets)
+        return soft_cross_entropy(logits, targets)
 
     def unlabeled_loss(
         self, step: Step, logits: Tensor, targets: Tensor, mask: Tensor | None = None
     ) -> Tensor:
-        """mean_b m_b H(z_s, t), a scalar: logits (M, C), targets (M,) or (M, C), mask (M,) or none.
+        """Return mean_b m_b H(z_s, t), a scalar.
 
-        M is U, or more where an algorithm mixes its views; rows of soft targets may then be zero,
-        where a mask is in them.
+        M is U, or more where an algorithm mixes its views; rows of soft targets are zero then where
+        they are masked.
+
+        Args:
+            logits: (M, C). targets: (M,) or (M, C). mask: (M,), or none.
         """
-        return (
-            soft_cross_entropy(logits, targets)
-            if mask is None
-            else masked_cross_entropy(logits, targets, mask)
-        )
+        if mask is None:
+            return soft_cross_entropy(logits, targets)
+        return masked_cross_entropy(logits, targets, mask)
 
     def extra_loss(
         self, step: Step, x: ModelOutput, weak: ModelOutput, strong: ModelOutput
     ) -> ExtraLoss | None:
-        """Return a loss beside the algorithm's, from the student's output for un-mixed labelled
-        (B), weak and strong views (U).
+        """Return a loss beside the algorithm's; called only if ``learns`` is true.
 
-        The gradient may flow into ``x`` and ``strong``. Called only if ``learns`` is true.
+        Args:
+            x, weak, strong: the student's outputs for un-mixed labelled (B rows), weak and strong
+                views (U rows). The gradient may flow into ``x`` and ``strong``.
         """
         return None
 
     def with_extra_loss(
         self, output: StepOutput, step: Step, x: ModelOutput, weak: ModelOutput, strong: ModelOutput
     ) -> StepOutput:
-        """Return the algorithm's output with ``extra_loss`` and its parts added; the same object if
-        there is none.
-        """
+        """Return the algorithm's output with ``extra_loss`` and its parts added, if any."""
         extra = self.extra_loss(step, x, weak, strong) if self.learns else None
         if extra is None:
             return output
-        return replace(
-            output, loss=output.loss + extra.loss, metrics={**output.metrics, **extra.metrics}
-        )
+        metrics = {**output.metrics, **extra.metrics}
+        return replace(output, loss=output.loss + extra.loss, metrics=metrics)
 
     # Evaluation -----------------------------------------------------------------------------------
 
     def answer(self, output: ModelOutput) -> Tensor:
-        """Return the logits (M, C) for evaluation and prediction; plain tensor operations only, as
-        they are exported too.
+        """Return the logits (M, C) for evaluation, by plain tensor operations that export supports.
+
+        Called only if ``answers`` is true.
         """
         return output.logits
 
@@ -182,18 +175,17 @@ class AddOn(nn.Module):
         """Receive the network's output for all training images."""
 
     def relabel(self, survey: Survey) -> Tensor:
-        """Return the classes (u,) of unlabelled images that join the labels of the next generation;
-        -1 for the others.
-        """
+        """Return the classes (u,) with which images join the next generation's labels; -1: none."""
         return torch.full((len(survey.unlabeled.logits),), -1)
 
     # Notes ----------------------------------------------------------------------------------------
 
     def note(self, message: str) -> None:
-        """Add a note to the run's journal: a fallback that was used, and why."""
+        """Add a note to the run: a fallback that was used, and why."""
         self._notes.append(message)
 
     def take_notes(self) -> list[str]:
         """Return the notes since the last call."""
-        notes, self._notes = self._notes, []
+        notes = self._notes
+        self._notes = []
         return notes

@@ -1,6 +1,4 @@
-"""CoSSL (Fan et al., 2022): a balanced head on the moving average's features labels for the network
-that makes them.
-"""
+"""CoSSL (Fan et al., 2022): a balanced head on the moving average's features makes the labels."""
 
 import math
 from dataclasses import dataclass
@@ -11,28 +9,29 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from semigpc.addons.base import AddOn, AddOnConfig, Step, Survey
+from semigpc.io.errors import SettingsError
 from semigpc.types import Clock, HostState, ModelOutput, Task, check_ranges
 
-BETAS, EPSILON = (0.9, 0.999), 1e-8  # Adam's, for the balanced head
-BETA = 0.75  # both parameters of the Beta distribution that mixing weights are drawn from
+ADAM_BETAS = (0.9, 0.999)  # of the balanced head's optimiser
+ADAM_EPSILON = 1e-8
+MIXING_BETA = 0.75  # both parameters of the Beta distribution of mixing weights
 
 
 @dataclass(frozen=True, kw_only=True)
 class CoSSLConfig(AddOnConfig):
     """Options of CoSSL.
 
-    A class without labels is left out of the head's start, and a note says so; nothing else changes
-    for it.
+    A class without labels is left out when the head starts, and a note says so.
 
     Args:
-        warmup: share of training that the algorithm spends alone; 400 of 500 epochs in the
-            original. A run of fewer than 1 / (1 - warmup) steps never gets further.
+        warmup: share of training without the head; 400 of 500 epochs in the original. In a run of
+            fewer than 1 / (1 - warmup) steps it never starts.
         head_rate: learning rate of the head's Adam.
         head_decay: its weight decay, which leaves the bias alone.
         head_momentum: of the head's moving average.
         least_own: the least share of its own that an enhanced feature keeps, r ~ U(least_own, 1).
-        start_steps: batches that the head starts with; 10 epochs of 500 in the original, which the
-            moving average needs to forget where it came from.
+        start_steps: batches on which the head is first trained; 10 epochs of 500 in the original,
+            which its moving average needs to forget the initial weights.
     """
 
     needs_average: ClassVar[bool] = True
@@ -56,12 +55,11 @@ class CoSSLConfig(AddOnConfig):
 
 
 class BalancedHead(HostState):
-    """z = W h + b, trained by Adam with gradients written out, so that none reaches a network; and
-    its moving average.
+    """z = W h + b, trained by Adam with explicit gradients, and its moving average.
 
-    The bias is the last column of ``weights`` (C, D + 1), which start as nn.Linear's do. Everything
-    is a buffer: no optimiser of the run finds it, and a checkpoint has all of it. A step costs O(B
-    C D).
+    No gradient reaches a network. The bias is the last column of ``weights`` (C, D + 1), which
+    start as those of nn.Linear. Everything is a buffer, so that the run's optimiser does not update
+    it and a checkpoint holds it. A step costs O(B C D).
 
     Args:
         config: rate, decay and momentum. n_features: D. n_classes: C.
@@ -86,10 +84,9 @@ class BalancedHead(HostState):
 
     @torch.no_grad()
     def learn(self, features: Tensor, y: Tensor) -> None:
-        """One step down mean_b H(W h_b + b, y_b), features (B, D), y (B,); then the average
-        follows.
-        """
-        config, (beta1, beta2) = self.config, BETAS
+        """Minimise mean_b H(W h_b + b, y_b) by one step, for features (B, D) and y (B,)."""
+        config = self.config
+        beta1, beta2 = ADAM_BETAS
         errors = torch.softmax(affine(self.weights, features), dim=1)  # (B, C)
         errors.scatter_add_(1, y.unsqueeze(1), errors.new_full((len(y), 1), -1))
         gradient = errors.mT @ F.pad(features, (0, 1), value=1.0) / len(y)  # (C, D + 1)
@@ -98,51 +95,50 @@ class BalancedHead(HostState):
         steps = int(self.updates)
         self.first.lerp_(gradient, 1 - beta1)
         self.second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-        scale = (self.second / (1 - beta2**steps)).sqrt_().add_(EPSILON)
+        scale = (self.second / (1 - beta2**steps)).sqrt_().add_(ADAM_EPSILON)
         self.weights.addcdiv_(self.first, scale, value=-config.head_rate / (1 - beta1**steps))
         self.average.lerp_(self.weights, 1 - config.head_momentum)
 
 
 def affine(weights: Tensor, features: Tensor) -> Tensor:
-    """W h + b, (M, C), where b is the last column of weights (C, D + 1) and features are (M, D)."""
+    """Return W h + b, (M, C), for features (M, D); b is the last column of weights (C, D + 1)."""
     return F.linear(features, weights[:, :-1], weights[:, -1])
 
 
 class CoSSL(AddOn):
-    """After the warm-up, weak views are judged by the moving average's features and a head of its
-    own: z_w = W h_teacher + b.
+    """After the warm-up, z_w = W h_teacher + b: a head on the moving average's features.
 
-    The head learns in every step, after it has judged, by cross-entropy on features of the
-    class-balanced batch. With probability (n_max - n_y) / n_max, of the row's own class y, a
-    feature is enhanced: f = r f_x + (1 - r) f_u, r ~ U(0.6, 1), label y; f_u is a feature of any
-    training image, labelled or not, taken from those of this step. Nothing of it reaches the
-    network. It starts on a balanced set of all features (:func:`balanced_features`), with a fresh
-    Adam afterwards. As in the original, pseudo-labels come from the head itself, evaluation from
-    its moving average. Unlike there, the head sees weak views where those are strong, and
-    un-augmented images as it starts.
+    The head is trained in every step, after it has labelled the weak views, by cross-entropy on
+    features of the class-balanced batch. With probability (n_max - n_y) / n_max, y the row's class,
+    a feature is enhanced: f = r f_x + (1 - r) f_u, r ~ U(0.6, 1), label y; f_u is a feature of any
+    training image of this step, labelled or not. No gradient reaches the network. The head starts
+    on a balanced set of all features (:func:`balanced_features`), with a fresh Adam afterwards. As
+    in the original, pseudo-labels come from the head itself, evaluation uses its moving average.
+    Unlike there, the head sees weak views instead of strong ones, and un-augmented images as it
+    starts.
 
     Draws, in a step: partners, whether to enhance, r; as it starts: see there, then a permutation
-    for each pass. A step after the warm-up costs a pass of the moving average over U + 2 B images
-    more, without gradient; the start a pass over all images and ``start_steps`` steps of the head,
-    a second or so.
+    for each pass. A step after the warm-up costs one more pass of the moving average over U + 2 B
+    images, without gradient; the start a pass over all images and ``start_steps`` steps of the
+    head, about a second.
     """
 
     answers = True
+    config: CoSSLConfig
     mixing: Tensor
     active: Tensor
 
     def __init__(self, config: CoSSLConfig, task: Task) -> None:
         super().__init__(config, task)
         if task.n_features < 1:
-            raise ValueError(
-                f"CoSSL must know how wide features are, for its head; got {task.n_features}. Set Task.n_features."
+            raise SettingsError(
+                f"CoSSL has a head: Task.n_features must be at least 1; got {task.n_features}."
             )
-        self.config, self.task = config, task
         self.head = BalancedHead(config, task.n_features, task.n_classes)
         counts = task.class_counts.float()
         self.register_buffer("mixing", (counts.max() - counts) / counts.max())  # (C,)
         self.register_buffer("active", torch.tensor(False))
-        self._started = False  # whether ``active`` is known to be true, on the host
+        self._started = False  # a copy of ``active`` on the host, once it is true
         self.register_load_state_dict_post_hook(_look_again)  # type: ignore[no-untyped-call]
 
     def surveys(self, clock: Clock) -> bool:
@@ -150,42 +146,34 @@ class CoSSL(AddOn):
 
     @torch.no_grad()
     def survey(self, survey: Survey) -> None:
-        labeled, y, unlabeled = survey.labeled.features, survey.y, survey.unlabeled.features
+        y = survey.y
         n_classes = self.task.n_classes
         if missing := (torch.bincount(y, minlength=n_classes) == 0).nonzero().flatten().tolist():
-            self.note(
-                f"CoSSL: no labelled features of class {', '.join(map(str, missing))}; the head starts without."
-            )
-        like = self.head.weights
-        features, classes = balanced_features(labeled.to(like), y, unlabeled.to(like), n_classes)
+            names = ", ".join(map(str, missing))
+            self.note(f"CoSSL: no labelled features of class {names}; the head starts without.")
+        labeled = survey.labeled.features.to(self.head.weights)
+        unlabeled = survey.unlabeled.features.to(self.head.weights)
+        features, classes = balanced_features(labeled, y, unlabeled, n_classes)
         size = min(self.task.labeled_batch, len(features))
         batches: list[Tensor] = []
         for _ in range(self.config.start_steps):
-            if not batches:  # whole batches of a fresh permutation, as many as there are
-                batches = list(
-                    torch.randperm(len(features))
-                    .to(y.device)[: len(features) // size * size]
-                    .split(size)
-                )
+            if not batches:  # all whole batches of a fresh permutation
+                order = torch.randperm(len(features)).to(y.device)
+                batches = list(order[: len(features) // size * size].split(size))
             rows = batches.pop(0)
             self.head.learn(features[rows], classes[rows])
-        for moment in (
-            self.head.first,
-            self.head.second,
-            self.head.updates,
-        ):  # a fresh Adam from here
-            moment.zero_()
+        for moment in (self.head.first, self.head.second, self.head.updates):
+            moment.zero_()  # a fresh Adam
         self.active.fill_(True)
 
     def weak(self, step: Step, output: ModelOutput) -> ModelOutput:
-        """The same features with the balanced head's logits (U, C); then the head learns."""
+        """Return the output with the balanced head's logits (U, C), and train the head."""
         if step.clock.progress < self.config.warmup or not self._has_started():
             return output
-        batch, balanced = step.batch, step.batch.balanced
+        batch = step.batch
+        balanced = batch.balanced
         if balanced is None:
-            raise ValueError(
-                "CoSSL must have a class-balanced batch in every step; Batch.balanced is None. Draw one with it."
-            )
+            raise ValueError("CoSSL needs a class-balanced batch; Batch.balanced is None.")
         parts = (batch.views["weak"], batch.x, balanced.x)
         features = step.networks.ask_teacher(torch.cat(parts)).features.to(self.head.weights)
         unlabeled, labeled, own = features.split([len(part) for part in parts])
@@ -194,32 +182,25 @@ class CoSSL(AddOn):
         return output._replace(logits=logits.to(output.logits))
 
     def answer(self, output: ModelOutput) -> Tensor:
-        """Logits (M, C) of the head's moving average, once it has started."""
-        return torch.where(
-            self.active,
-            affine(self.head.average.to(output.features), output.features),
-            output.logits,
-        )
+        """Return the logits (M, C) of the head's moving average, once it has started."""
+        logits = affine(self.head.average.to(output.features), output.features)
+        return torch.where(self.active, logits, output.logits)
 
     def _has_started(self) -> bool:
-        """Return whether the head has started; this is read from the device until it has, and not
-        again.
-        """
+        """Return whether the head has started; the device is asked until it has."""
         self._started = self._started or bool(self.active)
         return self._started
 
     def _enhance(self, own: Tensor, y: Tensor, labeled: Tensor, unlabeled: Tensor) -> Tensor:
-        """r f_x + (1 - r) f_u or f_x, (B, D); f_u as likely labelled as an image of all the data
-        is.
+        """Return r f_x + (1 - r) f_u or f_x, (B, D).
+
+        f_u is a labelled image as often as an image of all the data is.
         """
-        task, least = self.task, self.config.least_own
-        odds = [
-            part.new_full((len(part),), n / len(part))
-            for part, n in ((labeled, task.n_labeled), (unlabeled, task.n_unlabeled))
-        ]
-        partners = torch.cat([labeled, unlabeled])[
-            torch.multinomial(torch.cat(odds), len(own), replacement=True)
-        ]
+        least = self.config.least_own
+        parts = ((labeled, self.task.n_labeled), (unlabeled, self.task.n_unlabeled))
+        odds = torch.cat([part.new_full((len(part),), n / len(part)) for part, n in parts])
+        chosen = torch.multinomial(odds, len(own), replacement=True)
+        partners = torch.cat([labeled, unlabeled])[chosen]
         enhanced = torch.rand(len(own), device=y.device) < self.mixing[y]
         r = least + (1 - least) * torch.rand(len(own), device=y.device).to(own)
         r = torch.where(enhanced, r, 1.0).unsqueeze(1)
@@ -231,29 +212,26 @@ def _look_again(addon: CoSSL, _incompatible_keys: object) -> None:
 
 
 def imprinted_probs(features: Tensor, labeled: Tensor, y: Tensor, n_classes: int) -> Tensor:
-    """softmax_c(h . w_c), w_c = unit(mean of class c): (M, C) for features (M, D), from labelled
-    ones (n, D) with classes (n,).
+    """Return softmax_c(h . w_c), (M, C), for features (M, D); w_c = unit(mean of class c).
 
-    A class without a labelled image has probability 0.
+    ``labeled`` (n, D) have classes ``y`` (n,). A class without any has probability 0.
     """
     members = F.one_hot(y, n_classes).to(labeled)  # (n, C)
     weights = F.normalize(members.mT @ labeled, dim=1)  # a sum points where the mean does
-    return torch.softmax(
-        (features @ weights.mT).masked_fill(members.sum(dim=0) == 0, -torch.inf), dim=1
-    )
+    scores = (features @ weights.mT).masked_fill(members.sum(dim=0) == 0, -torch.inf)
+    return torch.softmax(scores, dim=1)
 
 
 def balanced_features(
     labeled: Tensor, y: Tensor, unlabeled: Tensor, n_classes: int
 ) -> tuple[Tensor, Tensor]:
-    """All labelled features, and made-up ones until each class has n_max: rows (at most C n_max, D)
-    and their classes.
+    """Return labelled features, and mixed ones until each class has n_max, and their classes.
 
     Row i of the n_max - n_c that class c lacks is r f_c + (1 - r) f_o, r ~ Beta(0.75, 0.75), with
     f_c any labelled feature of the class and f_o the i-th of all other features, labelled and
     unlabelled, by decreasing probability of c (:func:`imprinted_probs`). There are enough of these,
-    as n >= n_max. Classes without a labelled feature get none. Draws,
-    class by class: which f_c (n_max - n_c), then r. Cost: C sorts of n + u numbers.
+    as n >= n_max. Classes without a labelled feature get none. There are at most C n_max rows.
+    Draws, class by class: which f_c (n_max - n_c), then r. Cost: C sorts of n + u numbers.
 
     Args:
         labeled: (n, D). y: (n,) their classes. unlabeled: (u, D). n_classes: C.
@@ -261,17 +239,19 @@ def balanced_features(
     everything = torch.cat([labeled, unlabeled])
     probs = imprinted_probs(everything, labeled, y, n_classes)  # (n + u, C)
     counts = torch.bincount(y, minlength=n_classes).tolist()
-    rows, classes = [labeled], [y]
+    rows = [labeled]
+    classes = [y]
     for c, count in enumerate(counts):
         lacking = max(counts) - count
         if not count or not lacking:
             continue
         is_own = torch.zeros(len(everything), dtype=torch.bool, device=y.device)
         is_own[: len(y)] = y == c
-        own, others = is_own.nonzero().flatten(), (~is_own).nonzero().flatten()
+        own = is_own.nonzero().flatten()
+        others = (~is_own).nonzero().flatten()
         others = others[probs[others, c].argsort(descending=True, stable=True)[:lacking]]
         own = own[torch.randint(count, (lacking,)).to(own.device)]
-        r = torch.distributions.Beta(BETA, BETA).sample((lacking, 1)).to(labeled)
+        r = torch.distributions.Beta(MIXING_BETA, MIXING_BETA).sample((lacking, 1)).to(labeled)
         rows.append(r * everything[own] + (1 - r) * everything[others])
         classes.append(torch.full((lacking,), c, device=y.device))
     return torch.cat(rows), torch.cat(classes)

@@ -1,6 +1,4 @@
-"""CReST (Wei et al., 2021): labels given by the model join the training set, rare classes first;
-and CReST+.
-"""
+"""CReST and CReST+ (Wei et al., 2021): the model's labels join the training set."""
 
 from dataclasses import dataclass
 
@@ -9,6 +7,7 @@ from torch import Tensor
 
 from semigpc.addons.base import AddOn, AddOnConfig, Step, Survey
 from semigpc.addons.rebalancing import known_counts
+from semigpc.io.errors import SettingsError
 from semigpc.pseudo_labels import EMAAlignment
 from semigpc.types import ModelOutput, Task, check_ranges
 
@@ -23,21 +22,20 @@ class CReSTConfig(AddOnConfig):
         power: alpha in the rate (n_{K+1-r} / n_1)^alpha at which the class of rank r joins.
     """
 
-    generations: int = 6  # type: ignore[misc] # an option here, and 1 everywhere else
+    generations: int = 6
     power: float = 1 / 3
 
     def __post_init__(self) -> None:
         if self.generations < 2:
-            raise ValueError(
-                f"generations must be at least 2, or nothing ever joins; got {self.generations}."
+            raise SettingsError(
+                f"generations must be at least 2, or no label is added; got {self.generations}."
             )
         check_ranges(self, not_negative=("power",))
 
 
 @dataclass(frozen=True, kw_only=True)
 class CReSTPlusConfig(CReSTConfig):
-    """CReST+: CReST with pseudo-labels aligned to class shares that flatten from generation to
-    generation.
+    """CReST+: CReST with pseudo-labels aligned to class shares that flatten over the generations.
 
     Args:
         final_temperature: t of the last generation; the first has 1.
@@ -53,49 +51,47 @@ class CReSTPlusConfig(CReSTConfig):
 
 
 class CReST(AddOn):
-    """After each generation the floor(|U_c| (n_{K+1-r} / n_1)^alpha) surest images of predicted
-    class c join with that label.
+    """After each generation the most confident images of each class join with that label.
 
-    r is the rank of c by labelled counts, 1 the largest of K; U_c are the images that the evaluated
-    network puts into c. They are chosen afresh from all of U each time and added to the labels
-    given by people. The network's own answer decides, also in
-    a run that is evaluated by a GP. A generation may add no image, of a class or at all: a note in
-    the run says so, and it goes on. A step costs nothing more; between generations every unlabelled
-    image goes through the network once.
+    Of U_c, the images that the evaluated network predicts as c, floor(|U_c| (n_{K+1-r} /
+    n_1)^alpha) join; r is the rank of c by labelled counts, 1 the largest of K. They are chosen
+    afresh from all of U each time and added to the labels given by people. The network's own
+    prediction decides, also in a run that is evaluated by a GP. If a generation adds no image, a
+    note in the run says so. A step costs nothing more; between generations every unlabelled image
+    goes through the network once.
     """
+
+    config: CReSTConfig
 
     def __init__(self, config: CReSTConfig, task: Task) -> None:
         super().__init__(config, task)
-        self.power = config.power
-        known_counts(self, task)  # tells of classes without labels
+        known_counts(self, task)  # notes classes without labels
 
     def relabel(self, survey: Survey) -> Tensor:
         probs = torch.softmax(survey.unlabeled.logits.double(), dim=1)
         confidence, predicted = probs.max(dim=1)
         counts = torch.bincount(survey.y, minlength=probs.shape[1])
-        rates = join_rates(counts.clamp_min(1), self.power)
-        given = torch.full_like(predicted, -1)
+        rates = join_rates(counts.clamp_min(1), self.config.power)
+        labels = torch.full_like(predicted, -1)
         for c, rate in enumerate(rates.tolist()):
             members = torch.nonzero(predicted == c).squeeze(1)
-            surest = members[confidence[members].argsort(descending=True, stable=True)]
-            given[surest[: int(len(members) * rate)]] = c
-        return given
+            ordered = members[confidence[members].argsort(descending=True, stable=True)]
+            labels[ordered[: int(len(members) * rate)]] = c
+        return labels
 
 
 class CReSTPlus(CReST):
-    """CReST+: pseudo-labels are aligned to class shares that flatten from generation to generation.
+    """CReST+: pseudo-labels are aligned to class shares that flatten over the generations.
 
-    The shares are SN(n^t): t falls from 1 to 0.5, t_g = 1 - (1 - 0.5) g / (G - 1), g = 0..G-1.
-
-    The alignment has the last word on class shares, after the algorithm's own; n are the counts of
-    labels given by people.
+    The shares are SN(n^t): t falls from 1 to 0.5, t_g = 1 - (1 - 0.5) g / (G - 1), g = 0..G-1; n
+    are the counts of labels given by people. This alignment follows the algorithm's own.
     """
 
+    config: CReSTPlusConfig
     shares: Tensor
 
     def __init__(self, config: CReSTPlusConfig, task: Task) -> None:
         super().__init__(config, task)
-        self.config = config
         counts = task.given_counts.double().clamp_min(1)
         self.register_buffer("shares", (counts / counts.sum()).float())
         self.alignment = EMAAlignment(self.shares.clone(), config.momentum)
@@ -112,11 +108,9 @@ class CReSTPlus(CReST):
 
 
 def join_rates(counts: Tensor, power: float) -> Tensor:
-    """(n_{K+1-r} / n_1)^alpha of each class, (C,) in float64: 1 for the rarest, smallest for the
-    most frequent.
+    """Return (n_{K+1-r} / n_1)^alpha of each class, (C,) in float64: 1 for the rarest.
 
-    Ranks are by counts (C,), whatever the order of the classes; of two classes with equal counts
-    the first is the larger.
+    Ranks are by counts (C,); of two classes with equal counts the first is the larger.
     """
     n = counts.double()
     order = n.argsort(descending=True, stable=True)

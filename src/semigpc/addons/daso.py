@@ -1,6 +1,4 @@
-"""DASO (Oh et al., 2022): pseudo-labels blended with prototype similarities, most for frequent
-predictions.
-"""
+"""DASO (Oh et al., 2022): pseudo-labels blended with similarities to class prototypes."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -10,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from semigpc.addons.base import AddOn, AddOnConfig, ExtraLoss, Step
+from semigpc.io.errors import SettingsError
 from semigpc.pseudo_labels import count_classes, last_of_each
 from semigpc.types import Clock, ModelOutput, Task, check_ranges
 
@@ -49,21 +48,22 @@ class DASOConfig(AddOnConfig):
 
 
 class DASO(AddOn):
-    """p <- (1 - v) p + v q with q = softmax_c(cos(h(u_w), k_c) / T), v = w_{argmax p}; and L + w_a
-    H(q_s, q), q_s that of u_s.
+    """p <- (1 - v) p + v q with q = softmax_c(cos(h(u_w), k_c) / T), and L + w_a H(q_s, q).
 
-    k_c is the mean of the last ``queue`` labelled features of class c, as the moving average sees
-    them; a batch enters before the prototypes are used. w = (m / max m)^(1/T_d), which is
-    SN(m^(1/T_d)) over its maximum, with m the counts of finished labels over the last ``every``
-    steps. p is the weak view's opinion, before an algorithm aligns or smooths it (the authors'
-    ReMixMatch blends after that), and q is of the same images. H(q_s, q) waits for the warm-up like
-    the blending, as in the authors' code; its gradient flows into h(u_s) alone.
+    v = w_{argmax p}: most for frequent predictions; q_s is the q of u_s. k_c is the mean of the
+    last ``queue`` labelled features of class c, computed by the moving average; a batch enters
+    before the prototypes are used. w = (m / max m)^(1/T_d), which is SN(m^(1/T_d)) over its
+    maximum, with m the counts of finished labels over the last ``every`` steps. p is the weak
+    view's label before an algorithm aligns or smooths it (the authors' ReMixMatch blends after
+    that), and q is of the same images. H(q_s, q) starts after the warm-up like the blending, as in
+    the authors' code; its gradient flows into h(u_s) alone.
 
     A step costs one pass of the moving average over B images and O(U C D); the queues hold C x
     queue x D numbers.
     """
 
     learns = True
+    config: DASOConfig
     queue: Tensor
     written: Tensor
     prototypes: Tensor
@@ -73,27 +73,23 @@ class DASO(AddOn):
     def __init__(self, config: DASOConfig, task: Task) -> None:
         super().__init__(config, task)
         if task.n_features < 1:
-            raise ValueError(
-                f"DASO keeps features and must know their width, n_features of the task; got {task.n_features}."
+            raise SettingsError(
+                f"DASO stores features: Task.n_features must be at least 1; got {task.n_features}."
             )
-        self.config, self._told = config, False
-        # whether the queues have entries, on the host: a batch enters before they are used
-        self._met = False
+        self._noted = False
+        self._has_entries = False  # whether a batch has entered the queues, on the host
+        none = torch.zeros(task.n_classes, dtype=torch.int64)
         self.register_buffer("queue", torch.zeros(task.n_classes, config.queue, task.n_features))
-        self.register_buffer(
-            "written", torch.zeros(task.n_classes, dtype=torch.int64)
-        )  # entries ever, of each class
+        self.register_buffer("written", none.clone())  # entries of each class so far
         self.register_buffer("prototypes", torch.zeros(task.n_classes, task.n_features))
-        self.register_buffer(
-            "tally", torch.zeros(task.n_classes, dtype=torch.int64)
-        )  # finished labels since the last count
-        self.register_buffer("counts", torch.zeros(task.n_classes, dtype=torch.int64))  # m
+        self.register_buffer("tally", none.clone())  # finished labels since the last count
+        self.register_buffer("counts", none.clone())  # m
 
     def opinion(self, step: Step, output: ModelOutput, probs: Tensor) -> Tensor:
         self._push(step.networks.ask_teacher(step.batch.x).features, step.batch.y)
-        if not self._speaks(step.clock):
+        if not self._is_active(step.clock):
             return probs
-        self._tell()
+        self._note_fallbacks()
         q = torch.softmax(self._similarities(output.features), dim=1).to(probs)
         v = self._shares().to(probs)[probs.argmax(dim=1)].unsqueeze(1)
         return (1 - v) * probs + v * q
@@ -108,36 +104,36 @@ class DASO(AddOn):
     def extra_loss(
         self, step: Step, x: ModelOutput, weak: ModelOutput, strong: ModelOutput
     ) -> ExtraLoss | None:
-        if not self.config.alignment_weight or not self._speaks(step.clock):
+        if not self.config.alignment_weight or not self._is_active(step.clock):
             return None
         q = torch.softmax(self._similarities(weak.features.detach()), dim=1)
         log_q = F.log_softmax(self._similarities(strong.features), dim=1)
-        loss = (
-            -(q * log_q.masked_fill(self.written == 0, 0)).sum(dim=1).mean()
-        )  # 0 times minus infinity is 0 here
+        log_q = log_q.masked_fill(self.written == 0, 0)  # q is 0 there, and 0 times -inf is NaN
+        loss = -(q * log_q).sum(dim=1).mean()
         return ExtraLoss(self.config.alignment_weight * loss, {"loss_align": loss})
 
-    def _tell(self) -> None:
+    def _note_fallbacks(self) -> None:
         """Note once what is missing when blending begins."""
-        if self._told:
+        if self._noted:
             return
-        self._told = True
+        self._noted = True
         missing = (self.written == 0).nonzero().flatten().tolist()
         if missing:
             self.note(
-                f"DASO has met no labelled image of the classes {missing} yet: its semantic labels leave them out until then."
+                f"DASO has no features of the classes {missing} yet; "
+                "its semantic labels leave them out until then."
             )
         if not self.counts.any():
             self.note(
-                f"DASO has not counted pseudo-labels yet, which it does every {self.config.every} steps: labels are "
-                "blended from the first count on."
+                f"DASO counts pseudo-labels every {self.config.every} steps; "
+                "labels are blended from the first count on."
             )
 
-    def _speaks(self, clock: Clock) -> bool:
-        return clock.progress >= self.config.warmup and self._met
+    def _is_active(self, clock: Clock) -> bool:
+        return clock.progress >= self.config.warmup and self._has_entries
 
     def _shares(self) -> Tensor:
-        """w (C,), 1 for the class guessed most; all 0 before the first count."""
+        """Return w (C,), 1 for the class predicted most; all 0 before the first count."""
         shares = self.counts.double() / self.counts.max().clamp_min(1)
         return shares ** (1 / self.config.distribution_temperature)
 
@@ -148,23 +144,19 @@ class DASO(AddOn):
         return scores.masked_fill(self.written == 0, -torch.inf)
 
     def _push(self, features: Tensor, labels: Tensor) -> None:
-        """Write (B, D) into the rings of their labels (B,), over the oldest, and move the
-        prototypes of these classes.
-        """
+        """Write (B, D) over the oldest rows of their labels (B,), and update the prototypes."""
         if not len(labels):
             return
         size = self.config.queue
         same = labels.unsqueeze(1) == labels  # (B, B)
         rank = same.tril(-1).sum(dim=1)  # how many of its class came before it in this batch
         places = labels * size + (self.written[labels] + rank) % size
-        newest = last_of_each(places)  # of more than the ring holds
+        newest = last_of_each(places)  # a batch may have more of a class than the ring holds
         self.queue.flatten(0, 1)[places] = features[newest].to(self.queue)
         self.written += count_classes(labels, len(self.written))
-        classes = (
-            labels
-            if len(labels) < len(self.written)
-            else torch.arange(len(self.written), device=labels.device)
-        )
+        classes = labels
+        if len(labels) >= len(self.written):
+            classes = torch.arange(len(self.written), device=labels.device)
         sums = self.queue[classes].sum(dim=1)  # slots never written are zero
         self.prototypes[classes] = sums / self.written[classes].clamp(1, size).unsqueeze(1)
-        self._met = True
+        self._has_entries = True

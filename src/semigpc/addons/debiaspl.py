@@ -1,6 +1,4 @@
-"""DebiasPL (Wang et al., 2022): the running shares of the classes are taken out of pseudo-labels
-and put into the loss.
-"""
+"""DebiasPL (Wang et al., 2022): pseudo-labels and loss are corrected by running class shares."""
 
 from dataclasses import dataclass
 
@@ -17,8 +15,8 @@ class DebiasPLConfig(AddOnConfig):
 
     Args:
         strength: lambda, of the debiasing and of the margin alike; 0 leaves the algorithm as it is.
-        share_momentum: m of the running shares r, below 1, at which they would stay uniform; it has
-            nothing to do with that of the network's moving average.
+        share_momentum: m of the running shares r, below 1, at which they would stay uniform; not
+            that of the network's moving average.
     """
 
     strength: float = 0.4
@@ -29,24 +27,23 @@ class DebiasPLConfig(AddOnConfig):
 
 
 class DebiasPL(AddOn):
-    """p' = softmax(log p - lambda log r) is the opinion, H(z_s + lambda log r, t) the unlabelled
-    loss.
+    """The label is p' = softmax(log p - lambda log r), the loss H(z_s + lambda log r, t).
 
     p (U, C) is the weak view's, as a refiner leaves it; of a network alone p' = softmax(z_w -
-    lambda log r). r (C,) starts uniform and follows the opinion as it was before debiasing, r <- m
-    r + (1 - m) mean_b p. As in the original, pseudo-labels are made with r as the last step left
-    it, then r takes the batch in, then the loss uses the new r. Alignment, mask and targets are
-    taken from p'. The optional CLD loss of the original is not part of this.
+    lambda log r). r (C,) starts uniform and follows p, r <- m r + (1 - m) mean_b p. As in the
+    original, pseudo-labels use the r of the last step, then r is updated with the batch, then the
+    loss uses the new r. Alignment, mask and targets follow from p'. The optional CLD loss of the
+    original is left out.
 
-    Shares are floored at the smallest normal number before their logarithm is taken, for runs so
-    long that a class nobody predicts would reach 0. A step costs a few operations on (U, C).
+    Shares are floored at the smallest normal number before their logarithm, since in a long run
+    that of a class which is never predicted would reach 0. A step costs a few operations on (U, C).
     """
 
+    config: DebiasPLConfig
     shares: Tensor
 
     def __init__(self, config: DebiasPLConfig, task: Task) -> None:
         super().__init__(config, task)
-        self.config = config
         self.register_buffer("shares", torch.full((task.n_classes,), 1 / task.n_classes))
 
     def opinion(self, step: Step, output: ModelOutput, probs: Tensor) -> Tensor:

@@ -1,6 +1,4 @@
-"""SAW (Lai et al., 2022): the consistency loss weighs classes by how often they are guessed, not
-only by how often labelled.
-"""
+"""SAW (Lai et al., 2022): the unlabelled loss weighs classes by counts of pseudo-labels."""
 
 from dataclasses import dataclass
 
@@ -9,6 +7,7 @@ from torch import Tensor
 
 from semigpc.addons.base import AddOn, AddOnConfig, Step
 from semigpc.addons.rebalancing import effective_number_weights, known_counts
+from semigpc.io.errors import SettingsError
 from semigpc.losses import class_weighted_cross_entropy
 from semigpc.pseudo_labels import last_of_each
 from semigpc.types import ModelOutput, Task
@@ -18,9 +17,8 @@ from semigpc.types import ModelOutput, Task
 class SAWConfig(AddOnConfig):
     """SAW has no options: beta follows from the mean count.
 
-    Fallbacks: a class without labels, which is noted, or without pseudo-labels counts as one seen
-    once. In a run of a single epoch pseudo-labels are never counted and all weigh 1, which is
-    noted.
+    Fallbacks: a class without labels, which is noted, or without pseudo-labels counts as if it had
+    one. In a run of a single epoch pseudo-labels are never counted and all weigh 1; this is noted.
     """
 
 
@@ -29,9 +27,9 @@ class SAW(AddOn):
 
     w_c = (1 - beta) / (1 - beta^n_c), scaled to sum to C, with beta = (N - 1) / N and N the mean
     count. Pseudo-labels are counted over the last label of each image, at the start of every epoch
-    but the first, in which all weigh 1. A soft target
-    stays soft: H(z, t) = - sum_c w_c t_c log p_c. The mean is over rows; it is not divided by the
-    sum of their weights, which would take the weights out again where a batch has one class.
+    but the first, in which all weigh 1. A soft target stays soft: H(z, t) = - sum_c w_c t_c log
+    p_c. The mean is over rows; it is not divided by the sum of their weights, which would cancel
+    the weights where a batch has one class.
 
     A step costs U numbers written, an epoch a count over the u images.
     """
@@ -43,8 +41,8 @@ class SAW(AddOn):
     def __init__(self, config: SAWConfig, task: Task) -> None:
         super().__init__(config, task)
         if task.n_unlabeled < 1:
-            raise ValueError(
-                f"SAW counts the pseudo-labels of unlabelled images, of which there must be some; got {task.n_unlabeled}. "
+            raise SettingsError(
+                f"SAW needs at least one unlabelled image; got {task.n_unlabeled}. "
                 "Add unlabelled images, or leave the add-on out."
             )
         self.register_buffer("labels", torch.full((task.n_unlabeled,), -1))
@@ -52,17 +50,17 @@ class SAW(AddOn):
         self.register_buffer("unlabeled_weights", torch.ones(task.n_classes))
 
     def targets(self, step: Step, output: ModelOutput, probs: Tensor) -> Tensor:
-        """Remember the class of each image; count them when an epoch begins."""
+        """Store the class of each image; count them when an epoch begins."""
         clock = step.clock
         if clock.step == 0 and clock.total_steps <= clock.epoch_steps:
             self.note(
-                f"SAW counts pseudo-labels when an epoch begins, and {clock.total_steps} steps are no more than one epoch of "
-                f"{clock.epoch_steps}: all of them weigh alike. Make epoch_steps smaller to have them counted."
+                "SAW counts pseudo-labels when an epoch begins, and a run of "
+                f"{clock.total_steps} steps has one epoch of {clock.epoch_steps}, so all weigh "
+                "alike. Lower train.epoch_steps."
             )
         if clock.step > 0 and clock.step % clock.epoch_steps == 0:
-            self.unlabeled_weights.copy_(
-                _weights(torch.bincount(self.labels + 1, minlength=probs.shape[1] + 1)[1:])
-            )
+            counts = torch.bincount(self.labels + 1, minlength=probs.shape[1] + 1)[1:]
+            self.unlabeled_weights.copy_(_weights(counts))
         index = step.batch.view_index
         self.labels[index] = probs.argmax(dim=1)[last_of_each(index)]
         return probs
@@ -77,6 +75,6 @@ class SAW(AddOn):
 
 
 def _weights(counts: Tensor) -> Tensor:
-    """(C,) from counts (C,), floored at 1; beta = 1 - 1 / mean count."""
+    """Return weights (C,) from counts (C,), floored at 1; beta = 1 - 1 / mean count."""
     counts = counts.to(torch.float64).clamp_min(1)
     return effective_number_weights(counts, 1 - 1 / float(counts.mean()))
