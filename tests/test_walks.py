@@ -3,8 +3,9 @@ one answer on the review page: the lists in docs/architecture.md against the cal
 
 A file has to be listed if one of its functions runs during the walk, and may be listed only then.
 Functions that are read where they are called do not count: those with one simple statement
-(properties, hooks that do nothing), and constructors. Neither do ``io/`` and the parts of ``cli/``
-that every verb goes through, whose names say enough, nor what runs when a module is imported.
+(properties, hooks that do nothing), and constructors. Neither do files whose names say enough:
+``io/``, ``report/wording`` (numbers as text) and the parts of ``cli/`` that the verbs share; nor
+what runs when a module is imported.
 """
 
 import ast
@@ -31,9 +32,9 @@ from tests.review.shapes import make_labelled
 pytestmark = pytest.mark.slow
 ROOT = Path(semigpc.__file__).parent
 PAGE = ROOT.parents[1] / "docs" / "architecture.md"
-GROUND = re.compile(r"io/|cli/(__init__|failures|progress|tables)$")
+GROUND = re.compile(r"io/|report/wording$|cli/(__init__|failures|options|progress|tables)$")
 BATCH, ROW, CELL, ANSWER = "One batch", "One labelled row", "One cell of a comparison", "One answer"
-MOST_FILES = {BATCH: 25, ROW: 28, CELL: 21, ANSWER: 15}
+MOST_FILES = {BATCH: 24, ROW: 24, CELL: 17, ANSWER: 16}
 COMPOUND = (ast.For, ast.If, ast.Match, ast.Try, ast.While, ast.With)
 
 

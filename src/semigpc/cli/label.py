@@ -204,7 +204,7 @@ def _sentences(summary: "LabelingSummary") -> list[str]:
 
 def _classes_table(summary: "LabelingSummary") -> Table:
     """Labels given and made of each class, and how many rows got none."""
-    from semigpc.data.folder import ordered
+    from semigpc.io.text import ordered
 
     caption = ", ".join(f"{summary['statuses'][key]} {word}" for key, word in STATUSES.items())
     headings = ("class", ">given", ">pseudo-labelled", ">believed share")

@@ -19,12 +19,12 @@ import numpy as np
 from PIL import Image
 
 from semigpc.data.dataset import Images, ImageSet, Splits
-from semigpc.data.folder import class_folders, ordered
+from semigpc.data.folder import class_folders
 from semigpc.data.splits import SplitConfig, long_tail_split, put_aside
 from semigpc.io.atomic import replacing
 from semigpc.io.errors import DataError
 from semigpc.io.images import FileImages, Pixels, ZipImages, to_image, zipped_images
-from semigpc.io.text import listed
+from semigpc.io.text import listed, ordered
 
 PARTS = ("train", "test")
 TRAINING, TEST = 50_000, 10_000  # images, equally many of each class

@@ -24,7 +24,7 @@ from semigpc.io.paths import (
     unusable,
 )
 from semigpc.io.tables import is_table, label_text, read_labels
-from semigpc.io.text import listed, printable
+from semigpc.io.text import listed, ordered, printable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,13 +167,6 @@ def _list_parts(config: FolderConfig) -> dict[str, Listing]:
                 f"both, such as {min(shared)}. Take them out of one."
             )
     return {"training": training, **held_out}
-
-
-def ordered(classes: Collection[str]) -> tuple[str, ...]:
-    """Return class names sorted as numbers if all of them are integers, else as text."""
-    if all(name.isdecimal() for name in classes):
-        return tuple(sorted(classes, key=lambda name: (int(name), name)))
-    return tuple(sorted(classes))
 
 
 def _image_sets(

@@ -5,7 +5,7 @@ numbers, versions.
 import difflib
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # how formulas begin in a spreadsheet
 NUMBER = re.compile(r"[+-]?[0-9.]+(e[+-]?[0-9]+)?", re.IGNORECASE)  # not a formula
@@ -78,3 +78,10 @@ def listed(names: Sequence[str], most: int = 5) -> str:
     """Return the first few of some names, for a message."""
     shown = ", ".join(repr(name) for name in names[:most])
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
+
+
+def ordered(classes: Collection[str]) -> tuple[str, ...]:
+    """Return class names sorted as numbers if all of them are integers, else as text."""
+    if all(name.isdecimal() for name in classes):
+        return tuple(sorted(classes, key=lambda name: (int(name), name)))
+    return tuple(sorted(classes))

@@ -22,14 +22,13 @@ from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 
-from semigpc.data.folder import ordered
 from semigpc.estimator import STATUSES, SemiGPClassifier
 from semigpc.estimator.promise import PROBABILITY
 from semigpc.io.atomic import facts_of, locked, read_json, write_json, write_text
 from semigpc.io.errors import DataError, ImageError
 from semigpc.io.parts import Key
 from semigpc.io.paths import is_image_name, unusable, walk
-from semigpc.io.text import listed
+from semigpc.io.text import listed, ordered
 from semigpc.labeling import outputs
 from semigpc.labeling.columns import FILE_NAME, LABEL, ColumnOptions, read_label_table
 from semigpc.labeling.evidence import CrossValidation, cross_validate, too_few

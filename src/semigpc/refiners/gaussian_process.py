@@ -102,7 +102,9 @@ class GaussianProcessRefiner(Refiner):
     @property
     def logit_scale(self) -> Tensor | float:
         """lambda, as it is now."""
-        return self.scales["logit_scale"]
+        if self.tuner is not None:
+            return self.tuner.logit_scale
+        return self.config.starting_scales(self.n_classes)["logit_scale"]
 
     @property
     def is_tuned(self) -> bool:

@@ -25,11 +25,10 @@ from semigpc.io.errors import CheckpointError, DivergedError
 from semigpc.io.threads import allowed, using
 from semigpc.training.evaluate import evaluate_run, fill_rings, survey
 from semigpc.training.experiment import Experiment, TrainConfig
-from semigpc.training.optim import set_rate
+from semigpc.training.optim import set_rate, update_average
 from semigpc.training.processes import (
     Interrupt,
     Stopped,
-    any_process,
     check_same_everywhere,
     sum_gradients,
 )
@@ -263,7 +262,7 @@ class Run:
                     )
             if (done % config.eval_steps == 0 or done == config.steps) and self._evaluate(done):
                 self._save(self.folder.best, done)
-            stop = any_process(self.fabric, self.interrupt.requested) and done < config.steps
+            stop = _any_process(self.fabric, self.interrupt.requested) and done < config.steps
             if done % config.checkpoint_steps == 0 or done == config.steps or stop:
                 log.log(done)
                 trainer.rebuild_gp()
@@ -449,8 +448,16 @@ def take_step(
             student, trainer.optimizer, max_norm=most, error_if_nonfinite=False
         )
     trainer.optimizer.step()
-    trainer.update_average(config.ema)
+    if trainer.average is not None:
+        update_average(trainer.average, trainer.model, config.ema)
     return output, rate
+
+
+def _any_process(fabric: Fabric, flag: bool) -> bool:
+    """Return whether ``flag`` is set in any process; the result is the same in all."""
+    if fabric.world_size == 1:
+        return flag  # a tensor on a GPU would have to be waited for
+    return bool(fabric.all_reduce(torch.tensor(float(flag), device=fabric.device), reduce_op="sum"))
 
 
 @contextmanager

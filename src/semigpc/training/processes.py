@@ -247,13 +247,6 @@ def check_same_everywhere(experiment: Experiment, splits: Splits, fabric: Fabric
             )
 
 
-def any_process(fabric: Fabric, flag: bool) -> bool:
-    """Return whether ``flag`` is set in any process; the result is the same in all."""
-    if fabric.world_size == 1:
-        return flag  # a tensor on a GPU would have to be waited for
-    return bool(fabric.all_reduce(torch.tensor(float(flag), device=fabric.device), reduce_op="sum"))
-
-
 class Interrupt:
     """While entered, the first Ctrl-C (or SIGTERM) sets ``requested``; a second one acts as it
     always does.

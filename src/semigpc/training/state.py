@@ -37,7 +37,6 @@ from semigpc.training.optim import (
     build_optimizer,
     optimizer_tensors,
     restore_optimizer,
-    update_average,
 )
 from semigpc.training.processes import prepare_to_share, shared_networks
 from semigpc.training.run_folder import Checkpoint
@@ -82,11 +81,6 @@ class Trainer:
             return self.networks.teacher
         addon = self.addon if self.addon.answers else None
         return EvaluationNetwork(self.networks.teacher, own, addon)
-
-    def update_average(self, momentum: float) -> None:
-        """Let the moving average follow the network."""
-        if self.average is not None:
-            update_average(self.average, self.model, momentum)
 
     @torch.no_grad()
     def still_finite(self, images: Tensor) -> bool:
