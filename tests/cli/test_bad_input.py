@@ -35,7 +35,7 @@ def test_missing_folders_and_files(trained: Trained, tmp_path: Path) -> None:
         "--labels",
         "nowhere.csv",
         code=2,
-        words="The table of labels is not there",
+        words="The table of labels does not exist",
     )
     refused(
         "train", trained.root / "labels.csv", code=2, words="a folder of images or an .npz file"

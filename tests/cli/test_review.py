@@ -36,9 +36,7 @@ def test_help_teaches_the_whole_round() -> None:
 
 
 def test_a_folder_that_was_not_labelled_is_refused(tmp_path: Path) -> None:
-    refused(
-        "review", tmp_path, "--no-browser", code=2, words="so it was not written by semigpc label"
-    )
+    refused("review", tmp_path, "--no-browser", code=2, words="has no project.json")
     refused("review", tmp_path / "none", "--no-browser", code=2, words="There is no folder")
 
 
@@ -50,7 +48,7 @@ def test_images_that_are_not_there_are_refused(out: Path) -> None:
         out / "none",
         "--no-browser",
         code=2,
-        words="The folder of the images is not there",
+        words="The folder of images does not exist",
     )
 
 

@@ -45,7 +45,7 @@ def test_suggestions_are_shown_written_and_taken_as_labels(out: Path) -> None:
     )
     assert again.exit_code == 0, again.output
     assert json.loads(again.stdout)["statuses"]["labelled"] == sum(LABELLED.values()) + 20
-    refused("suggest", out, code=2, words="20 rows of it have something in the column 'label'")
+    refused("suggest", out, code=2, words="20 of its rows are filled in (column 'label')")
     assert semigpc("suggest", out, "--overwrite").exit_code == 0
 
 
@@ -70,4 +70,4 @@ def test_suggestions_as_json(out: Path) -> None:
 
 def test_a_folder_that_is_no_project_is_refused(tmp_path: Path) -> None:
     refused("suggest", tmp_path / "nowhere", code=2, words="There is no folder")
-    refused("suggest", tmp_path, code=2, words="was not written by semigpc label")
+    refused("suggest", tmp_path, code=2, words="has no project.json")

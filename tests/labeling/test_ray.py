@@ -125,10 +125,7 @@ def test_a_complete_folder_says_so_and_is_not_opened_as_a_project(both: Path) ->
         "report.html",
         "summary.json",
     ]
-    with pytest.raises(
-        DataError,
-        match=r"was labelled by --engine ray: its labels are the partitions in .*labels, which are not",
-    ):
+    with pytest.raises(DataError, match=r"labelled on Ray: its labels are .* partitions"):
         Project.open(both / "out")
 
 

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 from pyarrow import parquet
 
-from semigpc.io.errors import DataError
+from semigpc.io.errors import DataError, SettingsError
 from semigpc.labeling.columns import read_label_table
 from semigpc.labeling.label import LabelSettings, label_data
 from semigpc.labeling.project import Project
@@ -218,13 +218,13 @@ def test_the_file_is_a_table_of_labels_once_it_is_filled_in(tmp_path: Path) -> N
     assert read_label_table(path, "id") == {found[1].id: "beech"}
     with pytest.raises(
         DataError,
-        match=r"suggestions\.csv is there already, and 1 rows of it have something in .*'label'",
+        match=r"suggestions\.csv exists, and 1 of its rows .*'label'",
     ):
         write_suggestions(project, found)
     write_suggestions(project, found, overwrite=True)
     assert read_label_table(path, "id") == {}
     path.write_bytes(b"rank,id,label\n1,a,\xff\n")
-    with pytest.raises(DataError, match="is there already"):
+    with pytest.raises(DataError, match="exists, and 1"):
         write_suggestions(project, found)
 
 
@@ -233,7 +233,7 @@ def test_nothing_left_to_label(tmp_path: Path) -> None:
     table = clouds.project.table.drop_columns("status")
     clouds.project.table = table.append_column("status", [["labelled"] * len(clouds.project.ids)])
     with pytest.raises(
-        DataError, match=r"Nothing is left to label in .*out: it has 265 rows, all labelled\."
+        DataError, match=r"Nothing is left to label in .*out: all of its 265 rows are labelled"
     ):
         suggest(clouds.project)
 
@@ -241,12 +241,12 @@ def test_nothing_left_to_label(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"count": 0}, "count must be 1 or more"),
-        ({"count": 50, "pool": 20}, "and pool no less; got 50 and 20"),
+        ({"count": 0}, "count must be at least 1"),
+        ({"count": 50, "pool": 20}, "pool at least count; got 50 and 20"),
         ({"rare": -1.0}, r"rare must lie in \[0, 10\]; got -1.0"),
         ({"outliers": "some"}, "outliers must be 'include' or 'exclude'; got 'some'"),
     ],
 )
 def test_settings_that_cannot_be(settings: dict[str, object], words: str) -> None:
-    with pytest.raises(DataError, match=words):
+    with pytest.raises(SettingsError, match=words):
         SuggestConfig(**settings)  # type: ignore[arg-type]

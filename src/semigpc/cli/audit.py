@@ -1,10 +1,10 @@
 """``semigpc audit``: the precision of the pseudo-labels, from a sample checked by people."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -17,6 +17,7 @@ from semigpc.cli.tables import say, share, table, verbatim
 from semigpc.report.wording import percent
 
 if TYPE_CHECKING:
+    from semigpc.labeling.audit import AuditResult, ClassFigures, WrongLabels
     from semigpc.labeling.project import Project
 
 CLASSES_LISTED = 30  # and pairs of classes, on the screen
@@ -96,7 +97,7 @@ def _draw(
     say(f"write the right class (or y, or n) into its column truth, then: {command}", err=as_json)
 
 
-def _print_result(result: Mapping[str, Any], console: Console) -> None:
+def _print_result(result: "AuditResult", console: Console) -> None:
     console.print(_classes_table(result["classes"]))
     if result["confusions"]:
         console.print(_confusions_table(result["confusions"]))
@@ -117,7 +118,7 @@ def _print_result(result: Mapping[str, Any], console: Console) -> None:
     )
 
 
-def _classes_table(classes: Sequence[Mapping[str, Any]]) -> Table:
+def _classes_table(classes: "Sequence[ClassFigures]") -> Table:
     """Return one row per class; if there are many, those with the lowest precision."""
     headings = (">labels", ">checked", ">right", ">precision", ">95% interval", ">confidence")
     made = table("", "class", *headings)
@@ -142,7 +143,7 @@ def _classes_table(classes: Sequence[Mapping[str, Any]]) -> Table:
     return made
 
 
-def _confusions_table(pairs: Sequence[Mapping[str, Any]]) -> Table:
+def _confusions_table(pairs: "Sequence[WrongLabels]") -> Table:
     made = table("wrong labels", "label", "truth", ">rows")
     for pair in pairs[:CLASSES_LISTED]:
         truth = Text("not given", "dim") if pair["truth"] is None else verbatim(pair["truth"])

@@ -1,7 +1,8 @@
 """The folder that ``semigpc label`` writes, opened again: its labels, its data and its model.
 
-    labels.parquet   one row for each row of the data, in their order: id, label, confidence, variance, status, reasons
-    project.json     what was labelled, and how; written last, so that a folder which has it is complete
+    labels.parquet   one row per row of the data, in their order: id, label, confidence, variance,
+                     status, reasons
+    project.json     what was labelled, and how; written last, so a folder that has it is complete
 
 ``label`` is the most probable class of every row, also where the status "abstained" or "outlier"
 advises against it. Only rows whose embedding contains NaN or infinity have none; project.json lists
@@ -9,14 +10,14 @@ them as ``bad_rows``.
 """
 
 import csv
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, NotRequired
 
 import numpy as np
 import pyarrow
-from pyarrow import parquet
+from pyarrow import compute, parquet
 from pydantic import StringConstraints, with_config
 from typing_extensions import TypedDict
 
@@ -41,19 +42,17 @@ from semigpc.labeling.outputs import BULK_LABELS, COLUMNS, COMPLETE, PARTIAL
 from semigpc.labeling.scan import sample_rows
 from semigpc.labeling.source import Rows, TableSource, open_source
 
-FILE, TABLE = "project.json", "labels.parquet"
+FILE = "project.json"
+TABLE = "labels.parquet"
 VERSION = 2  # of project.json
-FITTED = (
-    "class_shares",
-    "threshold",
-    "confidence_scale",
-    "outlier_variance",
-)  # what fit decides besides the parameters
-IN_MEMORY = (
-    2**30
-)  # bytes of embeddings that are read once and kept; of larger data, rows are read when they are needed
+# What fit decides besides the parameters: one number per class, and plain numbers.
+FITTED_BY_CLASS = ("class_shares", "threshold")
+FITTED_NUMBERS = ("confidence_scale", "outlier_variance")
+FITTED = (*FITTED_BY_CLASS, *FITTED_NUMBERS)
+# Bytes of embeddings that are read once and kept; of larger data, rows are read when needed.
+IN_MEMORY = 2**30
 AGAIN = "Give the same semigpc label command again."
-REMAKE = "Put it back as it was, or give the same semigpc label command again with --overwrite."
+REMAKE = "Restore it, or give the same semigpc label command again, overwriting the folder."
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
 
@@ -69,11 +68,10 @@ class Written(TypedDict):
 
 @with_config(RELAXED)
 class ProjectSettings(TypedDict):
-    """``project.json``: ``parameters`` are those of the estimator, ``key`` is all that the labels
-    depend on.
+    """``project.json``.
 
-    ``fitted`` holds what the fit decided besides, see :func:`fitted_values`. ``written`` holds the
-    options that the outputs depend on, and the labels do not.
+    ``parameters`` are those of the estimator, ``fitted`` is what the fit decided besides (see
+    :func:`fitted_values`), and ``key`` is all that the labels depend on.
     """
 
     version: int
@@ -98,19 +96,17 @@ class ProjectSettings(TypedDict):
 
 
 @with_config(RELAXED)
-class Promise(TypedDict):
-    """The part of ``promise`` in ``summary.json`` that is used here: how many more labels each
-    class without new ones needs.
-    """
+class _PromiseNeeds(TypedDict):
+    """The part of ``PromiseFacts`` that is read back."""
 
     needed: NotRequired[dict[str, Count]]
 
 
 @with_config(RELAXED)
-class Summary(TypedDict):
-    """The part of ``summary.json`` that is used here."""
+class _SummaryNeeds(TypedDict):
+    """The part of ``LabelingSummary`` that is read back."""
 
-    promise: NotRequired[Promise | None]
+    promise: NotRequired[_PromiseNeeds | None]
 
 
 class Project:
@@ -121,23 +117,25 @@ class Project:
         images: the folder of the images, None for a table.
         ids: by row number. classes: names in the order to show them, numbers by value;
             ``model().classes_`` sorts them as text.
-        table: labels.parquet. given: the given labels, by row number. bad: rows that have no
-            embedding.
-        settings: project.json.
+        table: labels.parquet. given: the given labels, by row number.
+        bad: rows that have no embedding. settings: project.json.
     """
 
     def __init__(
         self, folder: Path, settings: ProjectSettings, table: pyarrow.Table, images: Path | None
     ) -> None:
-        self.folder, self.settings, self.table, self.images = folder, settings, table, images
+        self.folder = folder
+        self.settings = settings
+        self.table = table
+        self.images = images
         self.id_name: str = settings["id_name"]
         self.classes: list[str] = list(settings["classes"])
         self.ids: list[str] = table.column(self.id_name).to_pylist()
         self.bad: frozenset[int] = frozenset(settings["bad_rows"])
-        given = Status.LABELLED.text
-        rows = enumerate(table.select(["label", "status"]).to_pylist())
+        labels = table.column("label").to_pylist()
+        is_given = compute.equal(table.column("status"), Status.LABELLED.text).fill_null(False)
         self.given: dict[int, str] = {
-            number: row["label"] for number, row in rows if row["status"] == given
+            row: labels[row] for row in np.flatnonzero(np.asarray(is_given)).tolist()
         }
         self._embeddings: Floats | None = None
 
@@ -146,8 +144,8 @@ class Project:
         """Read what ``semigpc label`` wrote.
 
         Args:
-            folder: its --out. images: where the images are now, if they were moved or if the data
-                were a table.
+            folder: that it wrote.
+            images: where the images are now, if they were moved or if the data were a table.
 
         Raises:
             DataError: it is no such folder or is not complete, or what it points to is gone.
@@ -156,73 +154,55 @@ class Project:
         root = images or (Path(settings["images"]) if settings["images"] else None)
         if root is not None and not root.is_dir():
             raise DataError(
-                f"The folder of the images is not there: {root}. Put it back, or say where it is now: --images."
+                f"The folder of images does not exist: {root}. Restore it, or name its new place "
+                "with images=..."
             )
-        if checked(folder / TABLE).exists() and altered(
-            folder, {TABLE: settings["files"].get(TABLE, {})}
-        ):
-            raise DataError(f"{folder / TABLE} is not as semigpc label wrote it. {AGAIN}")
-        try:
-            table = parquet.read_table(folder / TABLE, partitioning=None)
-            table.validate(full=True)
-        except (OSError, UnicodeDecodeError, pyarrow.ArrowException) as error:
-            raise DataError(f"{folder / TABLE} cannot be read: {error}. {AGAIN}") from error
-        if table.num_rows != settings["rows"] or not {settings["id_name"], *COLUMNS} <= set(
-            table.column_names
-        ):
-            raise DataError(
-                f"{folder / TABLE} is not what {folder / FILE} says: it has {table.num_rows} rows and the columns "
-                f"{', '.join(table.column_names)}; rows is {settings['rows']} and id_name {settings['id_name']!r:.80}. {REMAKE}"
-            )
+        table = _read_table(folder, settings)
         project = cls(folder, settings, table, root.resolve() if root else None)
-        if {label for row, label in project.given.items() if row not in project.bad} != set(
-            project.classes
-        ):
+        usable = {label for row, label in project.given.items() if row not in project.bad}
+        if usable != set(project.classes):
             raise DataError(
-                f"{folder / FILE} cannot be used: classes must be those of the given labels in {TABLE}; got "
-                f"{shown(project.classes)}. {REMAKE}"
+                f"{folder / FILE} cannot be used: classes must be those of the given labels in "
+                f"{TABLE}; got {shown(project.classes)}. {REMAKE}"
             )
         return project
 
     @cached_property
     def source(self) -> TableSource:
         """Return the data, which are opened when first needed."""
-        path = self.folder / self.settings["data"]  # an absolute path stays itself
+        settings = self.settings
+        path = self.folder / settings["data"]  # an absolute path stays itself
         if not path.exists():
             raise DataError(
-                f"The data that {self.folder} was made from are not there: {path}, by {FILE}. Put them back. Or: {AGAIN}"
+                f"The data of {self.folder / FILE} do not exist: {path}. Restore them. Or: {AGAIN}"
             )
         try:
-            source = open_source(
-                path, self.settings["columns"], follow_links=self.settings["follow_links"]
-            )
+            source = open_source(path, settings["columns"], follow_links=settings["follow_links"])
         except DataError as error:
             raise DataError(
                 f"The data of {self.folder / FILE} cannot be opened again: {error} {REMAKE}"
             ) from error
-        if source.width != self.settings["width"] or source.rows not in (None, len(self.ids)):
+        if source.width != settings["width"] or source.rows not in (None, len(self.ids)):
             raise DataError(
-                f"{path} has changed since it was labelled: other rows or columns than {self.folder / FILE} says. {AGAIN}"
+                f"{path} has changed since it was labelled: its rows or columns differ from "
+                f"{self.folder / FILE}. {AGAIN}"
             )
         return source
 
     @cached_property
     def needed(self) -> dict[str, int]:
-        """Return how many more labels each class needed that got no new label, by summary.json;
-        empty if it does not say.
-        """
+        """Return how many more labels each class without new ones needs, by summary.json."""
+        path = self.folder / "summary.json"
         try:
-            summary = read_json(
-                self.folder / "summary.json", Summary, error=DataError, remedy=REMAKE
-            )
+            summary = read_json(path, _SummaryNeeds, error=DataError, remedy=REMAKE)
         except FileNotFoundError:
             return {}
         return dict((summary.get("promise") or {}).get("needed") or {})
 
     def embeddings(self, rows: Rows) -> Floats:
-        """Return the embeddings (M, D) of rows in any order; zeros for rows that have none.
+        """Return the embeddings (M, D) of rows in any order; zeros for bad rows.
 
-        Below IN_MEMORY bytes all of them are read once and kept; above, the row groups that are
+        Up to IN_MEMORY bytes all of them are read once and kept; beyond, the row groups that are
         needed are read each time.
         """
         rows = np.asarray(rows, dtype=np.int64)
@@ -237,48 +217,61 @@ class Project:
         return embeddings
 
     def model(self) -> SemiGPClassifier:
-        """Return the estimator of the labels: fitted again on the given ones and the sample, with
-        what was decided then.
+        """Return the estimator, fitted again on the given labels and the sample.
+
+        What the first fit decided is kept.
         """
         unlabelled = np.ones(len(self.ids), dtype=bool)
         unlabelled[[*self.bad, *self.given]] = False
         labelled = np.array([row for row in self.given if row not in self.bad], dtype=np.int64)
         sample = sample_rows(unlabelled, self.settings["sample"], self.settings["seed"])
         rows = np.concatenate([labelled, sample])
-        labels = np.array(
-            [*(self.given[row] for row in labelled.tolist()), *[None] * len(sample)], dtype=object
-        )
+        given = [self.given[row] for row in labelled.tolist()]
+        labels = np.array([*given, *[None] * len(sample)], dtype=object)
         embeddings = self.embeddings(rows)
         try:
-            model = SemiGPClassifier(**self.settings["parameters"]).fit(
-                embeddings, labels, rows=rows, transduce=False
-            )
+            model = SemiGPClassifier(**self.settings["parameters"])
+            model.fit(embeddings, labels, rows=rows, transduce=False)
         except (ValueError, RuntimeError, OverflowError) as error:
             raise DataError(
-                f"The model of {self.folder / FILE} cannot be fitted again with its parameters: {error} {REMAKE}"
+                f"The parameters of {self.folder / FILE} cannot be fitted again: {error} {REMAKE}"
             ) from error
         for name, value in self.settings["fitted"].items():
             setattr(model, f"{name}_", np.array(value) if isinstance(value, list) else value)
         return model
 
     def image(self, row: int) -> Path | None:
-        """Return the file of a row, if the data are images and it exists; outside of ``images``
-        only by an allowed link.
-        """
-        return (
-            None
-            if self.images is None
-            else image_path(self.images, self.ids[row], self.settings["follow_links"])
+        """Return the image file of a row; None if there is none, see ``image_path``."""
+        if self.images is None:
+            return None
+        return image_path(self.images, self.ids[row], self.settings["follow_links"])
+
+
+def _read_table(folder: Path, settings: ProjectSettings) -> pyarrow.Table:
+    """Return labels.parquet after checking that it is what project.json describes."""
+    path = folder / TABLE
+    recorded: Mapping[str, object] = settings["files"].get(TABLE, {})
+    if checked(path).exists() and altered(folder, {TABLE: recorded}):
+        raise DataError(f"{path} was changed since semigpc label wrote it. {AGAIN}")
+    try:
+        table = parquet.read_table(path, partitioning=None)
+        table.validate(full=True)
+    except (OSError, UnicodeDecodeError, pyarrow.ArrowException) as error:
+        raise DataError(f"{path} cannot be read: {error}. {AGAIN}") from error
+    has_columns = {settings["id_name"], *COLUMNS} <= set(table.column_names)
+    if table.num_rows != settings["rows"] or not has_columns:
+        raise DataError(
+            f"{path} has {table.num_rows} rows and the columns {', '.join(table.column_names)}, "
+            f"but {folder / FILE} has rows {settings['rows']} and id_name "
+            f"{settings['id_name']!r:.80}. {REMAKE}"
         )
+    return table
 
 
-def fitted_values(model: SemiGPClassifier) -> dict[str, Any]:
-    """Return what ``fit`` decided and no parameter sets, as JSON holds it: a session uses these and
-    decides nothing anew.
-    """
-    return {
-        name: np.asarray(getattr(model, f"{name}_"), dtype=np.float64).tolist() for name in FITTED
-    }
+def fitted_values(model: SemiGPClassifier) -> dict[str, float | list[float]]:
+    """Return what ``fit`` decided and no parameter sets, as JSON holds it."""
+    values = {name: np.asarray(getattr(model, f"{name}_"), dtype=np.float64) for name in FITTED}
+    return {name: value.tolist() for name, value in values.items()}
 
 
 def read_settings(folder: Path) -> ProjectSettings:
@@ -286,18 +279,19 @@ def read_settings(folder: Path) -> ProjectSettings:
     file = folder / FILE
     if (folder / COMPLETE).exists():
         raise DataError(
-            f"{folder} was labelled by --engine ray: its labels are the partitions in {folder / BULK_LABELS}, which are not "
-            "opened as a whole. Label a part of the data without --engine ray to review, audit or extend it."
+            f"{folder} was labelled on Ray: its labels are the partitions in "
+            f"{folder / BULK_LABELS}, which are not opened as a whole. Label a part of the data "
+            "without Ray to review, audit or extend it."
         )
     if (folder / PARTIAL).exists():
         raise DataError(f"{folder} is not complete: labelling on Ray was stopped. {AGAIN}")
     if not file.exists():
         if not folder.is_dir():
-            raise DataError(f"There is no folder {folder}. It is what semigpc label writes: --out.")
+            raise DataError(f"There is no folder {folder}. Give the folder semigpc label wrote.")
         if (folder / "parts").is_dir() or (folder / TABLE).exists():
             raise DataError(f"{folder} is not complete: labelling was stopped. {AGAIN}")
         raise DataError(
-            f"{folder} has no {FILE}, so it was not written by semigpc label. Check the path."
+            f"{folder} has no {FILE}, so semigpc label did not write it. Check the path."
         )
     return read_json(file, ProjectSettings, error=DataError, remedy=REMAKE, check=_check_settings)
 
@@ -305,42 +299,43 @@ def read_settings(folder: Path) -> ProjectSettings:
 def _check_settings(settings: ProjectSettings) -> None:
     if settings["version"] != VERSION:
         raise ValueError(
-            f"version must be {VERSION}, or it was written by another version of semigpc; got {settings['version']}"
+            f"version must be {VERSION}, unless another version of semigpc wrote it; got "
+            f"{settings['version']}"
         )
     bad = settings["bad_rows"]
-    if any(row >= settings["rows"] for row in bad) or len(set(bad)) < len(bad):
-        raise ValueError(
-            f"bad_rows must be different and below {settings['rows']}, the rows; got {shown(bad)}"
-        )
-    if not 0 < len(settings["classes"]) == len(set(settings["classes"])):
-        raise ValueError(f"classes must be different names; got {shown(settings['classes'])}")
+    rows = settings["rows"]
+    if any(row >= rows for row in bad) or len(set(bad)) < len(bad):
+        raise ValueError(f"bad_rows must be different and below {rows}, the rows; got {shown(bad)}")
+    classes = settings["classes"]
+    if not 0 < len(classes) == len(set(classes)):
+        raise ValueError(f"classes must be different names; got {shown(classes)}")
     known = SemiGPClassifier().get_params()
     if known.keys() != settings["parameters"].keys():
         odd = min(known.keys() ^ settings["parameters"].keys())
         raise ValueError(f"parameters.{odd} is {'missing' if odd in known else 'not a parameter'}")
-    fitted = settings["fitted"]
-    if fitted.keys() != set(FITTED):
-        raise ValueError(
-            f"fitted must have the keys {', '.join(FITTED)}; got {shown(sorted(fitted))}"
-        )
-    for name in ("class_shares", "threshold"):
-        values = fitted[name]
-        if (
-            not isinstance(values, list)
-            or len(values) != len(settings["classes"])
-            or min(values) < 0
-        ):
-            raise ValueError(
-                f"fitted.{name} must be one number, 0 or more, for each class; got {shown(values)}"
-            )
-    if any(isinstance(fitted[name], list) for name in ("confidence_scale", "outlier_variance")):
-        raise ValueError(
-            "fitted.confidence_scale and fitted.outlier_variance must be numbers; got a list"
-        )
+    _check_fitted(settings["fitted"], len(classes))
     try:
         FitOptions.of(settings["parameters"])
     except (ValueError, OverflowError) as error:
         raise ValueError(f"parameters: {str(error).rstrip('.')}") from error
+
+
+def _check_fitted(fitted: dict[str, float | list[float]], classes: int) -> None:
+    if fitted.keys() != set(FITTED):
+        keys = ", ".join(FITTED)
+        raise ValueError(f"fitted must have the keys {keys}; got {shown(sorted(fitted))}")
+    for name in FITTED_BY_CLASS:
+        values = fitted[name]
+        if not isinstance(values, list) or len(values) != classes or min(values) < 0:
+            raise ValueError(
+                f"fitted.{name} must be one number, 0 or more, for each class; got {shown(values)}"
+            )
+    if any(isinstance(fitted[name], list) for name in FITTED_NUMBERS):
+        names = " and ".join(f"fitted.{name}" for name in FITTED_NUMBERS)
+        raise ValueError(f"{names} must be numbers; got a list")
+
+
+# Tables for people --------------------------------------------------------------------------------
 
 
 def write_hand_table(
@@ -351,33 +346,30 @@ def write_hand_table(
     blank: str,
     overwrite: bool = False,
 ) -> None:
-    """Write a CSV file with an empty column for people to fill in; it is not replaced once somebody
-    has.
+    """Write a CSV file with an empty column for people to fill in.
 
     Args:
         path: of the .csv file. header, rows: its content.
-        blank: the column that people fill in. overwrite: replace a table that somebody has filled
-            in.
+        blank: the column that people fill in. overwrite: replace a table that was filled in.
 
     Raises:
-        DataError: somebody has written into the existing file. WriteError: it cannot be written.
+        DataError: the existing file was filled in. WriteError: it cannot be written.
     """
     if path.exists() and not path.is_file():
-        raise DataError(f"{path} is a folder or a pipe, and no table. Move it away.")
+        raise DataError(f"{path} is a folder or a pipe, not a table. Move it away.")
     filled = 0 if overwrite or not path.exists() else _filled_rows(path, blank)
     if filled:
         raise DataError(
-            f"{path} is there already, and {filled} rows of it have something in the column {blank!r}. Use them first, move "
-            "the file away, or give --overwrite to replace it."
+            f"{path} exists, and {filled} of its rows are filled in (column {blank!r}). Use them "
+            "first, move the file away, or replace it with overwrite=True."
         )
     cells = (
         [spreadsheet_cell(value) if isinstance(value, str) else value for value in row]
         for row in [header, *rows]
     )
     with replacing(path) as draft, draft.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows(
-            cells
-        )  # with its own line ends: with others it does not quote a bare CR
+        # With the default line ends: with others, csv does not quote a bare CR.
+        csv.writer(file).writerows(cells)
 
 
 def own_names(names: Sequence[str], id_name: str) -> list[str]:
@@ -386,9 +378,7 @@ def own_names(names: Sequence[str], id_name: str) -> list[str]:
 
 
 def _filled_rows(path: Path, blank: str) -> int:
-    """Return how many rows somebody has filled in: all of them if the file cannot be read as the
-    table that was written.
-    """
+    """Return how many rows were filled in; all of them if the file has lost that column."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)

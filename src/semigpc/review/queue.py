@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from semigpc.estimator import STATUSES, Status
 from semigpc.labeling.evidence import SUSPICION, left_out_probs, suspicion, wilson
+from semigpc.labeling.suggest import codes_in_need
 from semigpc.report.wording import no_new_labels
 from semigpc.review.journal import Answer
 from semigpc.review.model import REASONS_SHOWN, Reasons, ReviewModel
@@ -324,26 +325,14 @@ class ReviewQueue:
         unanswered = rows[self.kinds[rows] == UNANSWERED]
         codes = self.model.codes[unanswered]
         likeliest = self.model.likeliest[unanswered]
+        in_need = codes_in_need(self.model.label_counts(), self.pseudo_counts())
         rows_by_class = [
             unanswered[(codes == code) | (likeliest == code)][:ALTERNATING_ROWS].tolist()
-            for code in self._codes_in_need()
+            for code in in_need[:ALTERNATING_ROWS]
         ]
         front = alternate(unanswered.tolist(), rows_by_class, ALTERNATING_ROWS)
         rest = rows[~np.isin(rows, front)]
         return np.concatenate([np.array(front, np.int64), rest])
-
-    def _codes_in_need(self) -> Integers:
-        """Return the classes to review more rows of, most in need first.
-
-        In need is a class that no pseudo-label names, or with less than half as many labels as a
-        class has on average.
-        """
-        labels = self.model.label_counts()
-        pseudo = self.pseudo_counts()
-        few = 2 * labels < labels[labels > 0].mean()
-        codes = np.flatnonzero((labels > 0) & ((pseudo == 0) | few))
-        order = np.lexsort((labels[codes], pseudo[codes] > 0))
-        return codes[order][:ALTERNATING_ROWS]
 
 
 def alternate(rows: Iterable[int], rows_by_class: Sequence[Iterable[int]], count: int) -> list[int]:
