@@ -22,8 +22,7 @@ from semigpc.algorithms import ALGORITHMS
 from semigpc.data import CifarConfig, DigitsConfig, SplitConfig
 from semigpc.io.atomic import read_json, write_json
 from semigpc.io.errors import SettingsError
-from semigpc.paper.recipes import shrink
-from semigpc.paper.tables import cifar10_lt
+from semigpc.paper.recipes import cifar10_lt, shrink
 from semigpc.refiners import GPConfig, PlacementConfig, SimilarityConfig
 from semigpc.training import Experiment, train
 from semigpc.training.experiment import config_type

@@ -16,7 +16,8 @@ from typer.main import get_command
 from semigpc.addons import ADDONS
 from semigpc.cli import app
 from semigpc.io.errors import SettingsError
-from semigpc.paper.tables import TABLES, fgvc
+from semigpc.paper.recipes import fgvc
+from semigpc.paper.tables import TABLES
 from semigpc.training.experiment import flattened
 from semigpc.training.presets import digits
 

@@ -155,7 +155,7 @@ def test_sets_that_have_to_be_fetched_by_hand_come_with_instructions(
     told = refused("download", name, tmp_path, words=words)
     assert f"{tmp_path / name}" in told
     assert f"https://github.com/cvl-umass/ssl-evaluation, folder data/{name}" in told
-    assert told.endswith(f"semigpc data verify {name} {tmp_path} --images exist")
+    assert told.endswith(f"semigpc data verify {name} {tmp_path}")
 
 
 def test_cifar_is_fetched_and_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -134,7 +134,7 @@ def test_what_does_not_exist_is_answered_with_what_does(tmp_path: Path) -> None:
         words="train.steps=3 are shared among 6 generations",
     )
     refused(*table, "--set", "train.lrr=1", code=2, words="did you mean 'train.lr'?")
-    refused(*table, "--features", "cached", code=2, words="Add --scale cpu")
+    refused(*table, "--features", "cached", code=2, words="needs --scale cpu")
     refused(
         "reproduce",
         "fgvc",
@@ -144,7 +144,7 @@ def test_what_does_not_exist_is_answered_with_what_does(tmp_path: Path) -> None:
         "--labels-per-class",
         "8",
         code=2,
-        words="has no setting B",
+        words="--labels-per-class needs a table with a setting B",
     )
     refused("reproduce", "cifar10_lt", *out, code=2, words="--root is required")
     assert not (tmp_path / "out").exists()

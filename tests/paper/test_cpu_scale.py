@@ -9,8 +9,7 @@ from semigpc.algorithms import ALGORITHMS, ReMixMatchConfig
 from semigpc.data import CifarConfig
 from semigpc.models.backbones import input_statistics
 from semigpc.paper.fgvc import FGVCConfig
-from semigpc.paper.recipes import shorten, shrink
-from semigpc.paper.tables import cifar10_lt, fgvc
+from semigpc.paper.recipes import cifar10_lt, fgvc, shorten, shrink
 from semigpc.refiners import GPConfig
 from semigpc.training import Experiment
 from semigpc.training.presets import digits, on_cached_features

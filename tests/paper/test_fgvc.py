@@ -12,7 +12,7 @@ import pytest
 
 from semigpc.algorithms import FixMatchConfig
 from semigpc.data import AugmentConfig, Splits
-from semigpc.io.errors import DataError
+from semigpc.io.errors import DataError, SettingsError
 from semigpc.models import ModelConfig
 from semigpc.paper.fgvc import BENCHMARKS, FGVCConfig, load
 from semigpc.refiners import GPConfig
@@ -227,18 +227,16 @@ def test_every_set_trains(tmp_path: Path, name: str) -> None:
 def test_folders_and_split_files_that_are_not_there_are_named(tmp_path: Path) -> None:
     with pytest.raises(
         DataError,
-        match=r"SemiCUB is not there: looked for .*/cub and .*/semi_fgvc/cub\. Check the path\.",
+        match=r"SemiCUB does not exist: looked for .*/cub and .*/semi_fgvc/cub\. Check the path",
     ):
         load(config("cub", tmp_path), seed=0)
     folder = write_made_up_set(tmp_path)
-    with pytest.raises(
-        DataError, match="seems to be the folder of the set itself; give the folder above it"
-    ):
+    with pytest.raises(DataError, match="seems to be the folder of the set itself"):
         load(config("cub", folder), seed=0)
     (folder / "u_train_in.txt").unlink()
     with pytest.raises(
         DataError,
-        match=r"split file .*cub/u_train_in.txt is not there.*ssl-evaluation, folder data/cub: put them",
+        match=r"cub/u_train_in.txt does not exist.*ssl-evaluation, folder data/cub: put them",
     ):
         load(config("cub", tmp_path), seed=0)
 
@@ -250,11 +248,12 @@ def test_a_missing_image_is_named_with_its_line_and_archive(tmp_path: Path) -> N
         (folder / "images" / name).unlink()
     with pytest.raises(DataError) as refused:
         load(config("cub", tmp_path), seed=0)
+    images = folder / "images"
     for words in (
-        f"Line 5 of {folder / 'test.txt'} lists 005.Bird_5/test 0.jpg, which is not below {folder / 'images'}",
-        "missing are 2 of its 200 images. They come with ",
-        "CUB_200_2011.tgz (md5 97eceeb196236b17998738112f37df78) from https://data.caltech.edu/records/65de6-vp158",
-        f"so that {folder / 'images' / '005.Bird_5/test 0.jpg'} is there.",
+        f"Line 5 of {folder / 'test.txt'} lists 005.Bird_5/test 0.jpg, which is not below {images}",
+        "2 of its 200 images are missing",
+        "CUB_200_2011.tgz (md5 97eceeb196236b17998738112f37df78) from https://data.caltech.edu/",
+        f"so that {images / '005.Bird_5/test 0.jpg'} exists",
     ):
         assert words in str(refused.value)
 
@@ -281,7 +280,7 @@ def test_a_image_in_two_parts_is_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(
         DataError,
-        match=r"line 7 of .*test.txt lists 007.Bird_7/test 0.jpg, which line 201 of .*l_train_val.txt has too",
+        match=r"line 7 of .*test.txt lists 007.Bird_7/test 0.jpg, which line 201 of .*l_train_val",
     ):
         load(config("cub", tmp_path), seed=0)
 
@@ -340,5 +339,5 @@ def test_a_broken_image_is_named_when_it_is_asked_for(tmp_path: Path) -> None:
     ],
 )
 def test_configs_check_their_ranges(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(SettingsError, match=message):
         FGVCConfig(**({"benchmark": "cub", "root": "x"} | changes))

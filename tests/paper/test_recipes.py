@@ -11,8 +11,8 @@ import pytest
 from semigpc.io.errors import SettingsError
 from semigpc.models.backbones import VITS
 from semigpc.paper.fgvc import BENCHMARKS
-from semigpc.paper.recipes import SUITES
-from semigpc.paper.tables import TABLES, Options, balanced_cifar, cifar10_lt, cifar100_lt, fgvc
+from semigpc.paper.recipes import SUITES, balanced_cifar, cifar10_lt, cifar100_lt, fgvc
+from semigpc.paper.tables import TABLES, Options
 from semigpc.refiners import AutoOptions
 from semigpc.training import Experiment
 
@@ -213,7 +213,7 @@ def test_the_long_tails_have_the_printed_totals(
 def test_setting_b_takes_more_labels() -> None:
     split = cifar10_lt(root="/data", setting="B", labels_per_class=25).data.split
     assert (split.labeled_head, split.labeled_ratio) == (25, 1.0)
-    with pytest.raises(SettingsError, match="setting is 'A'"):
+    with pytest.raises(SettingsError, match="setting must be 'A'"):
         cifar10_lt(root="/data", setting="C")  # type: ignore[arg-type]
 
 

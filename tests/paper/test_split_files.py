@@ -54,7 +54,7 @@ def test_no_class_is_allowed_where_it_is_asked_for(tmp_path: Path) -> None:
     assert read_split(path, lowest=-1).class_counts() == {3: 1}
     with pytest.raises(
         DataError,
-        match=r"Line 1 of .*l_train.txt cannot be used: labels here must be 0 or more; got 'a.jpg -1'",
+        match=r"Line 1 of .*l_train.txt.*: labels here must be 0 or more; got 'a.jpg -1'",
     ):
         read_split(path)
 
@@ -74,7 +74,7 @@ def test_no_class_is_allowed_where_it_is_asked_for(tmp_path: Path) -> None:
         ("b.jpg -1", r"labels here must be in \[0, 5\)"),
         (
             "/etc/b.jpg 1",
-            "a path is relative to the images' root, with forward slashes and no '..'; got '/etc/b.jpg 1'",
+            "a path is relative .* with forward slashes and no '..'; got '/etc/b.jpg 1'",
         ),
         ("../b.jpg 1", "no '..'; got '../b.jpg 1'"),
         ("a/../../b.jpg 1", "no '..'"),
@@ -89,24 +89,24 @@ def test_a_bad_line_is_named_with_its_number_and_text(tmp_path: Path, row: str, 
         read_split(path, below=5)
     message = str(refused.value)
     assert message.startswith(f"Line 2 of {path} cannot be used: ")
-    assert message.endswith("Mend the line, or fetch the file again as it was published.")
+    assert "download the published file again" in message
 
 
 def test_long_lines_are_shortened(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"got 'x{80}\.\.\.'\. Mend"):
+    with pytest.raises(DataError, match=r"got 'x{80}\.\.\.'"):
         read_split(write(tmp_path, "x" * 5000))
 
 
 def test_files_without_lines_and_without_text_are_refused(tmp_path: Path) -> None:
     empty = tmp_path / "empty.txt"
     empty.write_bytes(b"")
-    with pytest.raises(DataError, match=r"empty.txt lists no images. It needs one line for each"):
+    with pytest.raises(DataError, match=r"empty.txt is empty"):
         read_split(empty)
     (tmp_path / "binary.txt").write_bytes(b"\xff\xd8\xff\xe0")
-    with pytest.raises(DataError, match=r"binary.txt cannot be read as text"):
+    with pytest.raises(DataError, match=r"binary.txt is not UTF-8"):
         read_split(tmp_path / "binary.txt")
     for path in (tmp_path / "none.txt", tmp_path):
-        with pytest.raises(DataError, match=r"is not there|is a folder, a pipe or a device"):
+        with pytest.raises(DataError, match=r"does not exist|is a folder, a pipe or a device"):
             read_split(path)
 
 

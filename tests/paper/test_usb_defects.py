@@ -21,7 +21,7 @@ from semigpc.algorithms import ALGORITHMS
 from semigpc.data import Augment
 from semigpc.data.augment import CIFAR10_MEAN, CIFAR10_STD
 from semigpc.io.errors import SettingsError
-from semigpc.paper.tables import cifar10_lt
+from semigpc.paper.recipes import cifar10_lt
 from semigpc.refiners import REFINERS
 from semigpc.training import Experiment, TrainConfig, loop, train
 from semigpc.training.loop import take_step

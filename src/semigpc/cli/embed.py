@@ -35,7 +35,7 @@ def embed(
         typer.Option(
             "--pretrained",
             metavar="SOURCE",
-            help="Weights: embedded, timm (downloaded), a file, none, or auto: the first available.",
+            help="Weights: embedded, timm (a download), a file, none, or auto: the first found.",
         ),
     ] = "auto",
     image_size: Annotated[

@@ -3,10 +3,10 @@
 A library error names parameters, never command-line options, and :func:`as_options` rewrites them
 here. In a library message write a parameter in one of two ways:
 
-    name=value           "Pass overwrite=True to replace it."   -> "Pass --overwrite to replace it."
-                         "Use validation=0.2."                  -> "Use --validation 0.2."
-                         "Choose another column with id=..."    -> "Choose another column with --id."
-    the parameter name   "The parameter out must be a folder."  -> "--out must be a folder."
+    name=value           "Pass overwrite=True to replace it."  -> "Pass --overwrite to replace it."
+                         "Use validation=0.2."                 -> "Use --validation 0.2."
+                         "Name the column with id=..."         -> "Name the column with --id"
+    the parameter name   "The parameter out must be a folder." -> "--out must be a folder."
 
 Any other mention of the word stays as it is, and so do dotted settings such as train.lr=0.01.
 """
@@ -32,7 +32,10 @@ from semigpc.io.errors import (
     SettingsError,
 )
 
-USAGE, FAILURE, STOPPED = 2, 1, 130
+# Exit codes.
+FAILURE = 1
+USAGE = 2
+STOPPED = 130
 # How to go on after a stop, by an option that the verb has; the first that applies.
 GO_ON = {
     "resume": "Run the same command with --resume to continue.",

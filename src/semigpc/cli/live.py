@@ -1,4 +1,4 @@
-"""Progress of runs on standard error: bars on a terminal, elsewhere a line per evaluation or run."""
+"""Progress of runs on standard error: bars on a terminal, elsewhere a line now and then."""
 
 from collections.abc import Mapping
 from types import TracebackType

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from io import BytesIO
 from itertools import cycle
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -55,7 +56,7 @@ from semigpc.report.style import (
 )
 from semigpc.report.wording import short
 
-# Distinct in normal vision and in each of the three colour blindnesses, in full and at half strength.
+# Distinct in normal vision and in the three colour blindnesses, in full and at half strength.
 CLASS_COLOURS = ("#CC3311", "#0077BB", "#EEAA11", "#66AA88")
 UNSURE = "#D9D9D9"
 MARK_GREY = "#777777"
@@ -80,6 +81,7 @@ QUESTIONS = {
 }
 RECALL_PANELS = 3  # beside each other
 OTHER_REFINERS = (GREEN, PURPLE, MUTED)
+Entry = TypeVar("Entry", Confidence, Propagation)
 
 
 # Recall of every class ----------------------------------------------------------------------------
@@ -162,18 +164,17 @@ def write_toy_figures(out: Path, figures: ToyFigures) -> list[Path]:
     probs = {
         name: propagate(data, classifier=name, length_scale=LENGTH_SCALE) for name in PROPAGATORS
     }
-    one, mean = (
-        {entry.classifier: entry for entry in entries if entry.length_scale == LENGTH_SCALE}
-        for entries in (figures.propagation, figures.propagation_mean)
-    )
+    one = _of_the_images(figures.propagation)
+    mean = _of_the_images(figures.propagation_mean)
     save_png(propagation_figure(data, probs, one, mean), out / "propagation.png")
-    numbers = {
-        entry.classifier: entry
-        for entry in figures.confidence
-        if entry.length_scale == LENGTH_SCALE
-    }
+    numbers = _of_the_images(figures.confidence)
     save_png(situations_figure(situations(figures.seed), numbers), out / "figure1.png")
     return [out / "propagation.png", out / "figure1.png"]
+
+
+def _of_the_images(entries: Sequence[Entry]) -> dict[str, Entry]:
+    """Return the entries with the length-scale of the images, by classifier."""
+    return {entry.classifier: entry for entry in entries if entry.length_scale == LENGTH_SCALE}
 
 
 def propagation_figure(
@@ -182,61 +183,55 @@ def propagation_figure(
     figures: Mapping[str, Propagation],
     means: Mapping[str, Propagation],
 ) -> Figure:
-    """Draw the labels given, and those found by similarity and by SemiGPC. Hollow is unsure, a
-    cross is wrong.
+    """Draw the given labels, and those found by similarity and by SemiGPC.
 
-    ``probs`` (N, C), the ``figures`` of this draw and their ``means`` over many draws are keyed by
-    classifier.
+    Hollow points are below the threshold, crosses are wrong. ``probs`` (N, C), the ``figures`` of
+    this draw and their ``means`` over many draws are keyed by classifier.
     """
     figure, panels = _panels(1, height=SIDE, title=0.62, footer=0.78)
-    points, labels, given = data.points.numpy(), data.labels.numpy(), data.labeled.numpy()
-    hues = np.array(CLASS_COLOURS)
-
+    points = data.points.numpy()
+    given = data.labeled.numpy()
     panels[0, 0].scatter(*points[~given].T, s=22, color="#BDBDBD", linewidths=0)
-    length_scale = figures["gp"].length_scale
-    _title(
-        panels[0, 0],
-        f"{given.sum()} labels given",
-        f"{(~given).sum()} left to find, with length-scale {length_scale:g}",
-    )
-    for panel, name in zip(panels[0, 1:], ("similarity", "gp"), strict=True):
-        confidence, found = (values.numpy() for values in probs[name].max(dim=1))
-        sure, unsure = ~given & (confidence >= THRESHOLD), ~given & (confidence < THRESHOLD)
-        wrong = ~given & (found != labels)
-        panel.scatter(
-            *points[unsure].T,
-            s=26,
-            facecolors="white",
-            edgecolors=hues[found[unsure]],
-            linewidths=1.2,
-        )
-        panel.scatter(*points[sure].T, s=26, color=hues[found[sure]], linewidths=0)
-        panel.scatter(*points[wrong].T, s=22, marker="x", color=INK, linewidths=1.1, zorder=4)
-        one, mean = figures[name], means[name].minority_accuracy
-        minority = f"class of {COUNTS[0]}: {_percent(one.minority_accuracy)} right ({_percent(mean)} over {N_DRAWS} draws)"
+    rest = f"{(~given).sum()} left to find, with length-scale {figures['gp'].length_scale:g}"
+    _title(panels[0, 0], f"{given.sum()} labels given", rest)
+    for panel, name in zip(panels[0, 1:], PROPAGATORS, strict=True):
+        _draw_found_labels(panel, data, probs[name])
+        one = figures[name]
+        mean = f"{_percent(means[name].minority_accuracy)} over {N_DRAWS} draws"
+        minority = f"class of {COUNTS[0]}: {_percent(one.minority_accuracy)} right ({mean})"
         _title(panel, f"{CLASSIFIER_NAMES[name]}: {_percent(one.accuracy)} right", minority)
     reach = 1.07 * np.abs(points).max()
+    colours = np.array(CLASS_COLOURS)[data.labels.numpy()[given]]
     for panel in panels[0]:
         panel.scatter(
-            *points[given].T,
-            s=64,
-            color=hues[labels[given]],
-            edgecolors=INK,
-            linewidths=1.3,
-            zorder=3,
+            *points[given].T, s=64, color=colours, edgecolors=INK, linewidths=1.3, zorder=3
         )
         panel.set(xlim=(-reach, reach), ylim=(-reach, reach))
-    figure.legend(
-        handles=_propagation_key(), loc="lower center", ncols=4, frameon=False, fontsize=12
-    )
+    key = _propagation_key()
+    figure.legend(handles=key, loc="lower center", ncols=4, frameon=False, fontsize=12)
     return figure
+
+
+def _draw_found_labels(panel: Axes, data: ToyData, probs: Tensor) -> None:
+    x, y = data.points.numpy().T
+    hidden = ~data.labeled.numpy()
+    confidence, found = (values.numpy() for values in probs.max(dim=1))
+    sure = hidden & (confidence >= THRESHOLD)
+    unsure = hidden & (confidence < THRESHOLD)
+    wrong = hidden & (found != data.labels.numpy())
+    hues = np.array(CLASS_COLOURS)[found]
+    panel.scatter(
+        x[unsure], y[unsure], s=26, facecolors="white", edgecolors=hues[unsure], linewidths=1.2
+    )
+    panel.scatter(x[sure], y[sure], s=26, color=hues[sure], linewidths=0)
+    panel.scatter(x[wrong], y[wrong], s=22, marker="x", color=INK, linewidths=1.1, zorder=4)
 
 
 def situations_figure(rows: Mapping[str, Situation], numbers: Mapping[str, Confidence]) -> Figure:
     """Draw Figure 1: a row for each situation, a column for each classifier.
 
-    Hue is the class, strength the confidence, grey is unsure. A ring marks the place that the
-    situation is about.
+    Hue is the class, strength the confidence; grey is below the threshold. A ring marks the place
+    that the situation is about.
 
     Args:
         rows: by the name of their number. numbers: by the name of the classifier.
@@ -246,47 +241,39 @@ def situations_figure(rows: Mapping[str, Situation], numbers: Mapping[str, Confi
         row[0].text(0, 1.13, QUESTIONS[key], transform=row[0].transAxes, fontsize=12.5, color=INK)
         for name, panel in zip(CLASSIFIERS, row, strict=True):
             entry = numbers[name]
-            predict = CLASSIFIERS[name](
-                situation.data.points, situation.data.labels, entry.length_scale
-            )
-            _draw_map(
-                panel, situation.data, confidence_map(predict, situation.window, width=MAP_POINTS)
-            )
+            data = situation.data
+            predict = CLASSIFIERS[name](data.points, data.labels, entry.length_scale)
+            _draw_map(panel, data, confidence_map(predict, situation.window, width=MAP_POINTS))
             _mark(panel, situation.place, _percent(getattr(entry, key)))
             _title(panel, CLASSIFIER_NAMES[name])
-    key_entries = [
-        Patch(
-            facecolor=UNSURE, edgecolor=INK, label=f"under {THRESHOLD:.0%} sure, whatever the class"
-        ),
+    unsure = f"under {THRESHOLD:.0%} sure, whatever the class"
+    entries = [
+        Patch(facecolor=UNSURE, edgecolor=INK, label=unsure),
         _key_mark("the place that the number is about", "o", "none", INK, 13),
     ]
-    figure.legend(handles=key_entries, loc="lower center", ncols=2, frameon=False, fontsize=12)
+    figure.legend(handles=entries, loc="lower center", ncols=2, frameon=False, fontsize=12)
     return figure
 
 
 def save_png(figure: Figure, path: Path) -> None:
-    """Write a figure 1800 pixels wide, small and without a version stamp: equal images are equal
-    files.
-    """
+    """Write a figure with 256 colours and without a version stamp."""
     drawn = BytesIO()
     figure.savefig(drawn, dpi=PIXELS_PER_INCH, format="png")
+    image = Image.open(drawn).convert("RGB").quantize(256, dither=Image.Dither.NONE)
     with replacing(path) as draft:
-        Image.open(drawn).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(
-            draft, format="png"
-        )
+        image.save(draft, format="png")
 
 
 def _panels(
     rows: int, *, height: float, title: float, footer: float
 ) -> tuple[Figure, NDArray[np.object_]]:
-    """Lay out rows of three panels, with so many inches above each row and below the last; panels
-    (rows, 3).
-    """
+    """Lay out panels (rows, 3), with inches for a title above each row and a footer."""
     total = rows * (height + title) + footer
     figure = Figure(figsize=(WIDTH, total))
     panels = np.empty((rows, 3), dtype=object)
     for row, column in np.ndindex(rows, 3):
-        left, bottom = GAP + column * (SIDE + GAP), footer + (rows - 1 - row) * (height + title)
+        left = GAP + column * (SIDE + GAP)
+        bottom = footer + (rows - 1 - row) * (height + title)
         panel = figure.add_axes((left / WIDTH, bottom / total, SIDE / WIDTH, height / total))
         panel.set(xticks=[], yticks=[])
         panel.spines[:].set_color("#888888")
@@ -296,56 +283,34 @@ def _panels(
 
 def _title(panel: Axes, headline: str, detail: str = "") -> None:
     panel.set_title(headline, fontsize=15, color=INK, pad=24 if detail else 7)
-    panel.text(
-        0.5,
-        1.018,
-        detail,
-        transform=panel.transAxes,
-        ha="center",
-        va="bottom",
-        fontsize=11.5,
-        color=INK,
-    )
+    text = panel.text(0.5, 1.018, detail, transform=panel.transAxes, fontsize=11.5, color=INK)
+    text.set(ha="center", va="bottom")
 
 
 def _percent(share: float) -> str:
-    """Whole percents, with a decimal between 99.5 and 99.95, which is good but not perfect."""
+    """Return whole percents, with a decimal between 99.5 and 99.95: good but not perfect."""
     return f"{share:.1%}" if 0.995 <= share < 0.9995 else f"{share:.0%}"
 
 
 def _draw_map(panel: Axes, data: ToyData, one: ConfidenceMap) -> None:
-    x, y = one.x.numpy(), one.y.numpy()
+    x = one.x.numpy()
+    y = one.y.numpy()
     confidence, found = (values.numpy() for values in one.probs.max(dim=-1))  # (H, W) each
     extent = (x[0], x[-1], y[0], y[-1])
-    panel.imshow(
-        _shade(found, confidence),
-        origin="lower",
-        extent=extent,
-        interpolation="nearest",
-        aspect="auto",
-    )
+    pixels = _shade(found, confidence)
+    panel.imshow(pixels, origin="lower", extent=extent, interpolation="nearest", aspect="auto")
     panel.contour(x, y, confidence, levels=[THRESHOLD], colors=[INK], linewidths=1)
-    points, labels = data.points.numpy(), data.labels.numpy()
+    points = data.points.numpy()
+    labels = data.labels.numpy()
     dark = [tuple(0.7 * part for part in to_rgb(hue)) for hue in CLASS_COLOURS]
+    marks = []
     for c in np.unique(labels):
-        panel.plot(
-            *points[labels == c].T,
-            "o",
-            color=dark[c],
-            markersize=3.8,
-            markeredgecolor="white",
-            markeredgewidth=0.4,
-        )
+        marks += panel.plot(*points[labels == c].T, "o", color=dark[c], markersize=3.8)
     places, counts = np.unique(points, axis=0, return_counts=True)
-    twice = panel.plot(
-        *places[counts > 1].T,
-        "o",
-        markersize=5.5,
-        fillstyle="left",
-        color=dark[0],
-        markerfacecoloralt=dark[1],
-    )
-    twice[0].set(markeredgecolor="white", markeredgewidth=0.4)
+    twice = panel.plot(*places[counts > 1].T, "o", color=dark[0], markersize=5.5)
+    twice[0].set(fillstyle="left", markerfacecoloralt=dark[1])
+    for mark in marks + twice:
+        mark.set(markeredgecolor="white", markeredgewidth=0.4)
 
 
 def _mark(panel: Axes, place: tuple[float, float], number: str) -> None:
@@ -366,9 +331,7 @@ def _shade(found: NDArray[np.int64], confidence: NDArray[np.float64]) -> NDArray
 
 
 def _propagation_key() -> list[Line2D]:
-    """Entries of a legend of four columns, filled downwards: the classes above, what marks mean
-    below.
-    """
+    """Return the legend: classes in its first row, the meaning of marks in its second."""
     classes = [
         _key_mark(f"class of {n}", "o", hue, hue, 6)
         for n, hue in zip(COUNTS, CLASS_COLOURS, strict=True)

@@ -1,8 +1,7 @@
-"""The paper's tables as data: top-1 accuracy in percent as printed, what is wrong in print, and
-when ours agree with it.
+"""The paper's tables as printed, what is inconsistent in them, and when our figures agree.
 
-``PUBLISHED[table][group][row]``; a row is ``algorithm+refiner``, as in "simmatch+gp", or the name
-of what the paper quotes.
+``PUBLISHED[table][group][row]`` is a top-1 accuracy in percent. A row is ``algorithm+refiner``, as
+in "simmatch+gp", or the name of a method that the paper quotes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,11 +11,11 @@ from statistics import fmean
 from typing import Literal
 
 PAPER = "SemiGPC paper"
-BAND = 0.5  # points that ours may lie from a printed accuracy, at least
-DEVIATIONS = 2  # of those printed, that it may lie from it
-SHARE = 0.5  # of a printed gain that must come out again
+LEAST_BAND = 0.5  # points; how far ours may always be from a printed accuracy
+BAND_DEVIATIONS = 2  # printed standard deviations that ours may be from it, if that is more
+LEAST_GAIN = 0.5  # share of a printed gain that ours must reach
 ENOUGH_SEEDS = 3  # with fewer, no claim is judged
-ROUNDING = 1e-9
+ROUNDING = 1e-9  # points
 Claim = Literal["reproduced", "not reproduced", "too few seeds"]
 
 
@@ -28,8 +27,8 @@ class Published:
         top1: accuracy. std: its standard deviation over three seeds, where printed.
         delta: what SemiGPC adds, as printed.
         meant: what it adds, where the printed sign is wrong.
-        quoted: from another publication, which the paper quotes; its protocol may differ.
-        source: where it stands. note: what is inconsistent.
+        quoted: whether the paper quotes it from another publication, whose protocol may differ.
+        source: where it is printed. note: what is inconsistent.
     """
 
     top1: float
@@ -48,14 +47,21 @@ class Published:
 
 Number = tuple[float, float | None]  # an accuracy and its deviation
 Rows = dict[str, Published]
-QUOTED = {  # others' methods, and how their protocol differs from the rows beside them
-    "CoSSL": "With ReMixMatch, a WRN-28-2 from scratch, and at most 3000 (CIFAR-100: 300) unlabelled images of a class.",
+QUOTED = {  # methods of others, and how their protocol differs from the rows beside them
+    "CoSSL": "With ReMixMatch, a WRN-28-2 from scratch, and at most 3000 (CIFAR-100: 300) "
+    "unlabelled images of a class.",
     "FixMatch": "A ResNet-50-class set-up of the benchmark's authors, not the USB recipe.",
     "FreeMatch": None,
     "best of USB": None,
 }
-ABLATED = "The ablations print 68.45 and 69.30 for the same two; whether those are single runs is not stated."
-MAIN = "The table of fine-grained benchmarks prints 68.47 and 69.59 for the same two, there with deviations over three seeds."
+ABLATED = (
+    "The ablations print 68.45 and 69.30 for the same two; whether those are single runs is not "
+    "stated."
+)
+MAIN = (
+    "The table of fine-grained benchmarks prints 68.47 and 69.59 for the same two, there with "
+    "deviations over three seeds."
+)
 
 
 def _group(
@@ -68,20 +74,23 @@ def _group(
     quoted: tuple[str, Number] | None = None,
     note: str | None = None,
 ) -> Rows:
-    """Return what the paper prints of one algorithm on one set: alone, with SemiGPC, and what it
-    quotes beside them.
+    """Return the rows of one algorithm on one set: quoted ones, alone, and with SemiGPC.
 
     A printed gain that is not the difference of the accuracies beside it gets a note, and ``meant``
     if its sign is wrong.
     """
-    source, rows = f"{PAPER}, table of {table}", {}
+    source = f"{PAPER}, table of {table}"
+    rows = {}
     if quoted is not None:
         name, (top1, std) = quoted
         where = f"{name}, as quoted by the {source}"
         rows[name] = Published(top1=top1, std=std, quoted=True, source=where, note=QUOTED[name])
     difference = round(refined[0] - base[0], 2)
     if difference != delta:
-        note = f"The gain is printed as {delta:+.2f}; the accuracies beside it differ by {difference:+.2f}."
+        note = (
+            f"The gain is printed as {delta:+.2f}; the accuracies beside it differ by "
+            f"{difference:+.2f}."
+        )
     meant = difference if difference * delta < 0 else None
     rows[f"{algorithm}+none"] = Published(top1=base[0], std=base[1], source=source)
     rows[f"{algorithm}+gp"] = Published(
@@ -90,16 +99,12 @@ def _group(
     return rows
 
 
-_C10, _C100, _FINE = (
-    partial(_group, "CIFAR-10-LT"),
-    partial(_group, "CIFAR-100-LT"),
-    partial(_group, "fine-grained benchmarks"),
-)
+_C10 = partial(_group, "CIFAR-10-LT")
+_C100 = partial(_group, "CIFAR-100-LT")
+_FINE = partial(_group, "fine-grained benchmarks")
 _BALANCED = partial(_group, "balanced CIFAR")
-_BASES, _STARTS = (
-    partial(_group, "base algorithms on SemiAves"),
-    partial(_group, "pre-trainings on SemiAves"),
-)
+_BASES = partial(_group, "base algorithms on SemiAves")
+_STARTS = partial(_group, "pre-trainings on SemiAves")
 PUBLISHED: dict[str, dict[str, Rows]] = {
     "cifar10_lt": {
         "A/50": _C10((96.48, 0.26), (96.80, 0.12), 0.32, quoted=("CoSSL", (87.70, 0.21))),
@@ -158,19 +163,22 @@ CAPTION = 'The caption says "gamma_l = 1" of all rows; that is true of setting B
 NOTES: dict[str, tuple[str, ...]] = {
     "cifar10_lt": (
         CAPTION,
-        "The introduction promises at least +7.65; the smallest gains printed are +7.63 in setting B and +0.32 in setting A.",
+        "The introduction promises at least +7.65; the smallest gains printed are +7.63 in setting "
+        "B and +0.32 in setting A.",
     ),
     "cifar100_lt": (
         CAPTION,
-        "The introduction promises at least +1.84; the smallest gains that the accuracies give are +1.51 in B and +0.38 in A.",
+        "The introduction promises at least +1.84; the smallest gains that the accuracies give are "
+        "+1.51 in B and +0.38 in A.",
     ),
     "fgvc": (
-        "The paper counts 3853 images in SemiCUB's U_in and 100 a class in Semi-iNat's test set; the official files hold "
-        "3885 and 20 a class.",
+        "The paper counts 3853 images in SemiCUB's U_in and 100 per class in Semi-iNat's test set; "
+        "the official files have 3885 and 20 per class.",
     ),
     "balanced_cifar": (),
     "algorithm_ablation": (
-        'The gain is said to improve "monotonically with the base method"; FixMatch and ReMixMatch tie at 68.31.',
+        'The gain is said to improve "monotonically with the base method"; FixMatch and ReMixMatch '
+        "tie at 68.31.",
     ),
     "pretraining_ablation": (
         "The mean gain that the text states, 1.3, is that of the DINO row alone.",
@@ -185,14 +193,13 @@ Row = tuple[str, str]  # group and row
 
 @dataclass(frozen=True, kw_only=True)
 class Statement:
-    """A number in the paper's text that is a mean over a table, and how to compute it from the
-    accuracies.
+    """A number in the paper's text that is a mean over a table.
 
-        d = mean_u (acc(first_u) - acc(second_u))            in points, over the units u for which both are known
-        100 (1 - d / d_whole)                                in percent, if ``whole`` gives the pairs of d_whole
+        d = mean_u (acc(first_u) - acc(second_u))   in points, over units u with both known
+        100 (1 - d / d_whole)                       in percent, if ``whole`` has pairs
 
     Args:
-        name: what it is. printed: the number as the text has it.
+        name: what it is. printed: the number in the text.
         pairs: (first, second) by unit: an imbalance ratio, a data set, an algorithm or a
             pre-training.
     """
@@ -203,35 +210,40 @@ class Statement:
     whole: Mapping[str, tuple[Row, Row]] | None = None
 
     def units(self, top1: Mapping[Row, float]) -> list[str]:
-        """Return the units of which all accuracies are known."""
+        """Return the units whose accuracies are all known."""
         sides = [self.pairs, self.whole or self.pairs]
         return [
             unit for unit in self.pairs if all(row in top1 for side in sides for row in side[unit])
         ]
 
     def value(self, top1: Mapping[Row, float], units: Sequence[str]) -> float | None:
-        """Return the number over these units, from accuracies in percent by group and row; None for
-        a share of nothing.
+        """Return the number over these units, from accuracies in percent by group and row.
+
+        It is None for a share of a gap that is not positive.
         """
-        part, whole = (
-            fmean(top1[first] - top1[second] for first, second in (side[unit] for unit in units))
-            for side in (self.pairs, self.whole or self.pairs)
-        )
+        part = _mean_difference(self.pairs, top1, units)
         if self.whole is None:
             return part
+        whole = _mean_difference(self.whole, top1, units)
         return 100 * (1 - part / whole) if whole > 0 else None
+
+
+def _mean_difference(
+    pairs: Mapping[str, tuple[Row, Row]], top1: Mapping[Row, float], units: Sequence[str]
+) -> float:
+    return fmean(top1[first] - top1[second] for first, second in (pairs[unit] for unit in units))
 
 
 def _gap(
     ratios: Sequence[int], alone: float, refined: float, reduction: float
 ) -> tuple[Statement, ...]:
-    """Return how much accuracy is lost from setting A to setting B, without and with SemiGPC, and
-    the share of it saved.
-    """
-    before, after = (
-        {f"ratio {ratio}": ((f"A/{ratio}", row), (f"B/{ratio}", row)) for ratio in ratios}
-        for row in ("simmatch+none", "simmatch+gp")
-    )
+    """Return the accuracy lost from setting A to B, alone and with SemiGPC, and the share saved."""
+
+    def pairs(row: str) -> dict[str, tuple[Row, Row]]:
+        return {f"ratio {ratio}": ((f"A/{ratio}", row), (f"B/{ratio}", row)) for ratio in ratios}
+
+    before = pairs("simmatch+none")
+    after = pairs("simmatch+gp")
     return (
         Statement(name="gap A - B, SimMatch, points", printed=alone, pairs=before),
         Statement(name="gap A - B, with SemiGPC, points", printed=refined, pairs=after),
@@ -242,21 +254,16 @@ def _gap(
 
 
 def _mean_gain(table: str, printed: float, *, over: str | None = None) -> Statement:
-    """Return the mean gain of SemiGPC over the algorithms alone, or over a row that the paper
-    quotes.
-    """
-    pairs = {
-        f"{group}, {row.removesuffix('+gp')}": (
-            (group, row),
-            (group, over or row.replace("+gp", "+none")),
-        )
-        for group, rows in PUBLISHED[table].items()
-        for row in rows
-        if row.endswith("+gp")
-    }
-    return Statement(
-        name=f"mean gain over {over or 'the algorithm'}, points", printed=printed, pairs=pairs
-    )
+    """Return the mean gain of SemiGPC over the algorithms alone, or over a quoted row."""
+    pairs = {}
+    for group, rows in PUBLISHED[table].items():
+        for row in rows:
+            if row.endswith("+gp"):
+                algorithm = row.removesuffix("+gp")
+                base = (group, over or f"{algorithm}+none")
+                pairs[f"{group}, {algorithm}"] = ((group, row), base)
+    name = f"mean gain over {over or 'the algorithm'}, points"
+    return Statement(name=name, printed=printed, pairs=pairs)
 
 
 STATEMENTS: dict[str, tuple[Statement, ...]] = {
@@ -272,8 +279,8 @@ STATEMENTS: dict[str, tuple[Statement, ...]] = {
 
 
 def band(published: Published) -> float:
-    """Return how far ours may lie from a printed accuracy: max(2 deviations, 0.5), in points."""
-    return max(DEVIATIONS * (published.std or 0.0), BAND)
+    """Return how far ours may be from a printed accuracy: max(2 deviations, 0.5), in points."""
+    return max(BAND_DEVIATIONS * (published.std or 0.0), LEAST_BAND)
 
 
 def agrees(ours: float, published: Published) -> bool:
@@ -282,17 +289,15 @@ def agrees(ours: float, published: Published) -> bool:
 
 
 def judge_gain(gains: Sequence[float], claimed: float, *, enough: int = ENOUGH_SEEDS) -> Claim:
-    """Judge a claim: it is reproduced by the sign and at least half of the printed gain, on the
-    mean over enough seeds.
+    """Return whether the mean gain has the sign and at least half the size of the claimed one.
 
     Args:
-        gains: in points, one per seed. claimed: the printed gain. enough: seeds below which nothing
-            is judged.
+        gains: in points, one per seed. claimed: the printed gain. enough: fewer seeds than this are
+            not judged.
     """
     if len(gains) < enough:
         return "too few seeds"
     mean = fmean(gains)
-    there = (
-        mean >= SHARE * claimed - ROUNDING if claimed > 0 else mean <= SHARE * claimed + ROUNDING
-    )
-    return "reproduced" if there else "not reproduced"
+    needed = LEAST_GAIN * claimed
+    reached = mean >= needed - ROUNDING if claimed > 0 else mean <= needed + ROUNDING
+    return "reproduced" if reached else "not reproduced"

@@ -1,9 +1,8 @@
-"""The scales at which the paper's experiments are run: in full, and cut to what a machine without a
-GPU can do.
+"""The paper's experiments: in full, and reduced to what a machine without a GPU can run.
 
 In full is USB's recipe for vision transformers, which the paper follows: 204 800 steps, pre-trained
-networks, a buffer of 16 300. Figures at scale "cpu" compare algorithms with each other, and
-refiners with their base; they are not comparable with published ones.
+networks, a buffer of 16 300. Reduced experiments compare algorithms with each other, and refiners
+with their base; their figures are not comparable with published ones.
 """
 
 from dataclasses import dataclass, replace
@@ -11,15 +10,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Required
 
-from typing_extensions import TypedDict
+from typing_extensions import TypedDict, Unpack
 
-from semigpc.data import AugmentConfig, CifarConfig
+from semigpc.data import AugmentConfig, CifarConfig, SplitConfig
 from semigpc.data.augment import CIFAR100_MEAN, CIFAR100_STD, IMAGENET_MEAN, IMAGENET_STD, Triple
 from semigpc.io.errors import SettingsError
 from semigpc.models import ModelConfig
 from semigpc.models.backbones import VITS
 from semigpc.models.pretrained import WEIGHTS, WeightFile, find_weights
-from semigpc.paper.fgvc import FGVCConfig
+from semigpc.paper.fgvc import FGVCConfig, Name
 from semigpc.training import Experiment, TrainConfig
 from semigpc.training.experiment import config_type
 from semigpc.training.presets import on_cached_features
@@ -28,11 +27,13 @@ Pretraining = Literal["supervised", "dino", "msn"]
 BUFFER = 16_300  # labelled features that a refiner keeps
 WARMUP = 1024  # steps before a refiner acts
 AVERAGED = 0.999  # momentum of the moving average, where an algorithm has one
-SMALL, PHOTOGRAPH = 16, 48  # pixels a side at scale "cpu": of CIFAR, of photographs
-TEN = 10  # classes, where the data's config does not contain their number
-# times shorter, so that features take minutes: of 5000 unlabelled and 1500 labelled images 2000 and
-# 600
-TAILS = 2.5
+TRAINING_IMAGES = 50_000  # of either CIFAR
+PAPER_LABELS = 4  # of each class, in setting B
+SMALL_SIDE = 16  # pixels, of CIFAR without a GPU
+SMALL_PHOTOGRAPH_SIDE = 48  # pixels, of photographs without a GPU
+# Tails are this many times shorter without a GPU, so that features take minutes: 2000 of 5000
+# unlabelled and 600 of 1500 labelled images of the largest class.
+TAIL_REDUCTION = 2.5
 
 
 # In full ------------------------------------------------------------------------------------------
@@ -40,11 +41,11 @@ TAILS = 2.5
 
 @dataclass(frozen=True, kw_only=True)
 class Suite:
-    """One row of the table of data sets.
+    """One row of the paper's table of data sets.
 
     Args:
         backbone, image_size, lr, layer_decay: of the network. n_classes, test_images: of the data.
-        similarity: T of SimMatch's similarities, and l^2 of the GP, which plays the same part.
+        similarity: temperature T of SimMatch's similarities, and l^2 of the GP, which has its role.
         averaged: momentum of the moving average in SimMatch and CoMatch.
         small: images of 32 pixels, padded and cropped, and SimMatch's bank a running average;
             otherwise photographs that are resized, and a bank written by the moving average.
@@ -68,9 +69,8 @@ _CIFAR = partial(
     Suite, image_size=32, lr=5e-4, layer_decay=0.5, test_images=10_000, similarity=0.1, small=True
 )
 SUITES: dict[str, Suite] = {
-    "cifar10": _CIFAR(
-        backbone="vit_tiny_patch2_32", n_classes=10
-    ),  # normalised as USB has it today
+    # Normalised by ImageNet's statistics, as in today's USB.
+    "cifar10": _CIFAR(backbone="vit_tiny_patch2_32", n_classes=10),
     "cifar100": _CIFAR(
         backbone="vit_small_patch2_32", n_classes=100, mean=CIFAR100_MEAN, std=CIFAR100_STD
     ),
@@ -82,11 +82,11 @@ SUITES: dict[str, Suite] = {
 
 
 class PaperRun(TypedDict, total=False):
-    """What every recipe of the paper takes.
+    """The arguments that all recipes share.
 
     Args:
-        root: of the data. weights: folder of the pre-trained networks; without one, ``weights``
-            below root.
+        root: folder of the data. weights: folder of the pre-trained networks; ``weights`` below
+            root if None.
         algorithm, addon, refiner: by name. seed: of split and training.
         pretraining: what the network starts from.
     """
@@ -120,19 +120,21 @@ def paper_experiment(
 
     Args:
         name: of the suite. data: its config. balanced: whether the refiner's buffer holds equally
-            much of each class (the daggered rows). The rest as in :class:`PaperRun`.
+            many rows of each class (the daggered rows). The rest as in :class:`PaperRun`.
     """
     suite = SUITES[name]
-    chosen = config_type("algorithm", algorithm)().in_paper(
+    algorithm_config = config_type("algorithm", algorithm)().in_paper(
         temperature=suite.similarity, photographs=not suite.small, average=suite.averaged > 0
     )
     memory = config_type("refiner", refiner)().with_memory(buffer_size=BUFFER, warmup_steps=WARMUP)
-    memory = memory.in_paper(
+    refiner_config = memory.in_paper(
         temperature=suite.similarity, n_classes=suite.n_classes, balanced=balanced
     )
-    comparator = config_type("addon", addon)()
-    ema = suite.averaged if chosen.uses_average else 0.0
-    file = weight_file(suite.backbone, pretraining)
+    addon_config = config_type("addon", addon)()
+    ema = suite.averaged if algorithm_config.uses_average else 0.0
+    if addon_config.needs_average and not ema:
+        ema = AVERAGED
+    file = weights_folder(root, weights) / weight_file(suite.backbone, pretraining).file
     return Experiment(
         data=data,
         augment=AugmentConfig(
@@ -142,29 +144,31 @@ def paper_experiment(
             mean=suite.mean,
             std=suite.std,
         ),
-        model=ModelConfig(
-            name=suite.backbone, pretrained=str(weights_folder(root, weights) / file.file)
-        ),
-        algorithm=chosen,
-        addon=comparator,
-        refiner=memory,
-        train=TrainConfig(
-            steps=204_800,
-            epoch_steps=1024,
-            labeled_batch=8,
-            unlabeled_ratio=1,
-            optimizer="adamw",
-            lr=suite.lr,
-            layer_decay=suite.layer_decay,
-            weight_decay=5e-4,
-            warmup_steps=5120,
-            schedule="cosine",
-            ema=AVERAGED if comparator.needs_average and not ema else ema,
-            eval_steps=2048,
-            checkpoint_steps=2048,
-            eval_batch=16,
-        ),
+        model=ModelConfig(name=suite.backbone, pretrained=str(file)),
+        algorithm=algorithm_config,
+        addon=addon_config,
+        refiner=refiner_config,
+        train=_paper_training(suite, ema),
         seed=seed,
+    )
+
+
+def _paper_training(suite: Suite, ema: float) -> TrainConfig:
+    return TrainConfig(
+        steps=204_800,
+        epoch_steps=1024,
+        labeled_batch=8,
+        unlabeled_ratio=1,
+        optimizer="adamw",
+        lr=suite.lr,
+        layer_decay=suite.layer_decay,
+        weight_decay=5e-4,
+        warmup_steps=5120,
+        schedule="cosine",
+        ema=ema,
+        eval_steps=2048,
+        checkpoint_steps=2048,
+        eval_batch=16,
     )
 
 
@@ -173,26 +177,93 @@ def absolute(path: str | Path) -> str:
     return str(Path(path).expanduser().resolve())
 
 
+# Recipes ------------------------------------------------------------------------------------------
+
+
+def long_tailed_cifar(
+    n_classes: Literal[10, 100],
+    *,
+    setting: Literal["A", "B"] = "A",
+    imbalance_ratio: float = 100,
+    labels_per_class: int = PAPER_LABELS,
+    **run: Unpack[PaperRun],
+) -> Experiment:
+    """Return a cell of "CIFAR-10-LT" or "CIFAR-100-LT".
+
+    The labelled images are part of the unlabelled ones, whose largest class is complete.
+
+    Args:
+        n_classes: 10 or 100.
+        setting: "A", labels as long-tailed as the unlabelled images and 30 % of them, with a
+            balanced buffer; "B", ``labels_per_class`` labels of each class.
+        imbalance_ratio: largest over smallest class of the unlabelled images.
+        run: see :class:`PaperRun`.
+    """
+    if setting not in ("A", "B"):
+        raise SettingsError(
+            f"setting must be 'A' (long-tailed labels) or 'B' (equally many); got {setting!r}."
+        )
+    whole = TRAINING_IMAGES // n_classes
+    split = SplitConfig(
+        labeled_head=whole * 3 // 10 if setting == "A" else labels_per_class,
+        labeled_ratio=imbalance_ratio if setting == "A" else 1.0,
+        unlabeled_head=whole,
+        unlabeled_ratio=imbalance_ratio,
+        overlap="nested",
+    )
+    data = CifarConfig(root=absolute(run["root"]), n_classes=n_classes, split=split)
+    return paper_experiment(f"cifar{n_classes}", data, balanced=setting == "A", **run)
+
+
+cifar10_lt = partial(long_tailed_cifar, 10)
+cifar100_lt = partial(long_tailed_cifar, 100)
+
+
+def fgvc(*, benchmark: Name = "semi_aves", **run: Unpack[PaperRun]) -> Experiment:
+    """Return a cell of "fine-grained benchmarks"; on SemiAves also of the two ablations.
+
+    Labels are ``l_train_val``, unlabelled images ``u_train_in``. The splits are published, so the
+    seed affects only the training.
+    """
+    root = absolute(run["root"])
+    data = FGVCConfig(benchmark=benchmark, root=root, labels="l_train_val", unlabeled="in")
+    return paper_experiment(benchmark, data, **run)
+
+
+def balanced_cifar(
+    *, n_classes: Literal[10, 100] = 10, labels: int = 40, **run: Unpack[PaperRun]
+) -> Experiment:
+    """Return a cell of "balanced CIFAR": all training images are unlabelled ones too."""
+    if labels < n_classes or labels % n_classes:
+        raise SettingsError(
+            f"labels must be equally many of each of the {n_classes} classes, such as "
+            f"{4 * n_classes}; got {labels}."
+        )
+    split = SplitConfig(
+        labeled_head=labels // n_classes,
+        unlabeled_head=TRAINING_IMAGES // n_classes,
+        overlap="nested",
+    )
+    data = CifarConfig(root=absolute(run["root"]), n_classes=n_classes, split=split)
+    return paper_experiment(f"cifar{n_classes}", data, **run)
+
+
 # Weights ------------------------------------------------------------------------------------------
 
 
 def weight_file(backbone: str, pretraining: Pretraining) -> WeightFile:
     """Return the file that a network starts from."""
-    for known in WEIGHTS:
-        if (known.backbone, known.pretraining) == (backbone, pretraining):
-            return known
-    offered = ", ".join(
-        dict.fromkeys(known.pretraining for known in WEIGHTS if known.backbone == backbone)
-    )
+    for one in WEIGHTS:
+        if (one.backbone, one.pretraining) == (backbone, pretraining):
+            return one
+    offered = {one.pretraining: None for one in WEIGHTS if one.backbone == backbone}
     raise SettingsError(
-        f"{backbone} has published weights by {offered or 'nobody'}; got {pretraining!r}."
+        f"{backbone} has no published weights by {pretraining!r}; known: {', '.join(offered)}."
     )
 
 
 def weights_folder(root: str | Path, weights: str | Path | None) -> Path:
-    """Return where the files lie: the folder given, else ``weights`` below the data, or beside them
-    if those are one file.
-    """
+    """Return the folder of weights: the given one, else ``weights`` below or beside the data."""
     if weights is not None:
         return Path(weights).expanduser().resolve()
     place = Path(root).expanduser().resolve()
@@ -200,9 +271,7 @@ def weights_folder(root: str | Path, weights: str | Path | None) -> Path:
 
 
 def check_weights(experiment: Experiment | None) -> None:
-    """Raise a SettingsError for an experiment whose weights are missing or damaged, with the address
-    to fetch them from.
-    """
+    """Raise a SettingsError, with the address, if the weights are missing or damaged."""
     given = None if experiment is None else experiment.model.pretrained
     if given is None or given in ("timm", "embedded"):
         return
@@ -212,22 +281,17 @@ def check_weights(experiment: Experiment | None) -> None:
         known = next((weights for weights in WEIGHTS if weights.file == Path(given).name), None)
         if known is None:
             raise SettingsError(str(error)) from error
-        other = (
-            ", or take other ones by --set model.pretrained=timm"
-            if VITS[known.backbone].hub
-            else ""
-        )
-        raise SettingsError(
-            f"{error} Or give the folder that holds the file by --weights{other}."
-        ) from error
+        remedy = "Or pass the folder that contains the file as weights=..."
+        if VITS[known.backbone].hub:
+            remedy += ", or set model.pretrained=timm"
+        raise SettingsError(f"{error} {remedy}.") from error
 
 
 # Without a GPU ------------------------------------------------------------------------------------
 
 
 def shrink(experiment: Experiment, features: Literal["live", "cached"]) -> Experiment:
-    """Return the same data, algorithm and refiner in minutes (live, end to end) or seconds (cached)
-    a run.
+    """Return the experiment reduced to minutes (live) or seconds (cached) of one CPU core.
 
     Args:
         experiment: at the scale of the paper.
@@ -239,31 +303,29 @@ def shrink(experiment: Experiment, features: Literal["live", "cached"]) -> Exper
 
 
 def _shorter_tails(data: Any) -> Any:
-    """Return long-tailed CIFAR with fewer images; where labels are balanced they stay as many, and
-    outside of U.
+    """Return long-tailed CIFAR with fewer images.
 
-    The rarest class would have fewer unlabelled images than labels, so that the latter cannot be
-    part of them.
+    Balanced labels stay as many, and outside of the unlabelled images: the rarest class would have
+    fewer of these than labels.
     """
     if not isinstance(data, CifarConfig) or data.split.unlabeled_ratio == 1:
         return data
-    split = replace(data.split, unlabeled_head=round(data.split.unlabeled_head / TAILS))
+    split = replace(data.split, unlabeled_head=round(data.split.unlabeled_head / TAIL_REDUCTION))
     if split.labeled_ratio == 1:
         return replace(data, split=replace(split, overlap="disjoint"))
-    return replace(data, split=replace(split, labeled_head=round(split.labeled_head / TAILS)))
+    return replace(
+        data, split=replace(split, labeled_head=round(split.labeled_head / TAIL_REDUCTION))
+    )
 
 
 def _small(experiment: Experiment) -> Experiment:
-    """Train a CNN of 93 000 weights from scratch, on CIFAR at 16 x 16; about two minutes a run on
-    one CPU core.
-    """
-    images = experiment.augment.image_size <= 32
+    """Train a CNN of 93 000 weights from scratch; about two minutes per run on one CPU core."""
+    is_cifar = experiment.augment.image_size <= 32
+    side = SMALL_SIDE if is_cifar else SMALL_PHOTOGRAPH_SIDE
     algorithm = experiment.algorithm.preset("short")
     return replace(
         experiment,
-        augment=replace(
-            experiment.augment, image_size=SMALL if images else PHOTOGRAPH, operations=1
-        ),
+        augment=replace(experiment.augment, image_size=side, operations=1),
         model=ModelConfig(name="small_cnn"),
         algorithm=algorithm,
         refiner=experiment.refiner.for_short_run(buffer_size=1024, warmup_steps=200),
@@ -279,20 +341,19 @@ def _small(experiment: Experiment) -> Experiment:
             eval_steps=500,
             checkpoint_steps=500,
             log_steps=100,
-            # so small a network is no faster with more, and figures depend on their number
-            threads=1,
+            threads=1,  # more are no faster here, and figures depend on their number
         ),
     )
 
 
 def shorten(experiment: Experiment, steps: int) -> Experiment:
-    """Return the experiment over so many steps, to see it work: it is evaluated and saved at least
-    once, and refines.
+    """Return the experiment with this many steps, to try it: evaluated, saved and refined once.
 
     The learning rate warms up over the same share of the run as before. The refiner's buffer has
     room for all labelled rows of the run, and no more: a balanced one is filled at once.
     """
-    train, refiner = experiment.train, experiment.refiner
+    train = experiment.train
+    refiner = experiment.refiner
     intervals = ("epoch_steps", "eval_steps", "checkpoint_steps", "log_steps")
     at_most = {name: min(getattr(train, name), steps) for name in intervals}
     room = max(steps * train.labeled_batch, _n_classes(experiment.data))
@@ -316,4 +377,6 @@ def _acting(experiment: Experiment) -> Experiment:
 def _n_classes(data: Any) -> int:
     if isinstance(data, FGVCConfig):
         return SUITES[data.benchmark].n_classes
-    return data.n_classes if isinstance(data, CifarConfig) else TEN
+    if isinstance(data, CifarConfig):
+        return data.n_classes
+    raise TypeError(f"the paper has no data of type {type(data).__name__}")

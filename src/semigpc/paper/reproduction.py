@@ -89,8 +89,8 @@ class CellFigures(TypedDict):
     config: NotRequired[dict[str, Any]]
 
 
-# What a refiner adds to its base, in points at the last step. ``linear``: by the linear layer, where
-# another head is judged. ``claimed`` is ``published`` with the sign that was meant.
+# What a refiner adds to its base, in points at the last step. ``linear``: by the linear layer,
+# where another head is judged. ``claimed`` is ``published`` with the sign that was meant.
 Gain = TypedDict(
     "Gain",
     {
@@ -172,7 +172,7 @@ class ListedTable(TypedDict):
 def list_cells(
     table: PaperTable, options: Options, globs: Sequence[str], seeds: int | None
 ) -> ListedTable:
-    """Return what the cells that match ``globs`` would run; seeds: as many as claims need if None."""
+    """Return what the cells that match ``globs`` would run; None for the default seeds."""
     cells = select(table.all_cells(options), globs)
     listed: dict[str, ListedCell] = {}
     for row, cell in _runnable(cells):
@@ -212,7 +212,7 @@ def reproduce_table(
     """
     if options.labels_per_class is not None and not table.few_labels:
         raise SettingsError(
-            f"{table.name} has no setting B, whose labels labels_per_class=... counts; leave it out."
+            f"labels_per_class=... needs a table with a setting B; {table.name} has none."
         )
     rows = table.all_cells(options)
     chosen = select(rows, globs)

@@ -1,9 +1,4 @@
-"""The paper's six tables as experiments: groups of rows, what was published of each, and what is
-run for it.
-
-A recipe returns one cell of a table. ``semigpc reproduce --list`` estimates the hours of each, and
-``semigpc reproduce TABLE --root DIR`` runs a table and puts it beside what was published.
-"""
+"""The paper's six tables: groups of rows, what was published of each, and the experiment to run."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,21 +8,18 @@ from itertools import product
 from pathlib import Path
 from typing import Literal
 
-from typing_extensions import Unpack
-
-from semigpc.data import SplitConfig
-from semigpc.data.cifar import CifarConfig
 from semigpc.io.errors import SettingsError
 from semigpc.io.text import unknown_name
-from semigpc.paper.fgvc import BENCHMARKS, FGVCConfig, Name
+from semigpc.paper.fgvc import BENCHMARKS, Name
 from semigpc.paper.published import ENOUGH_SEEDS, NOTES, PUBLISHED, Published
 from semigpc.paper.recipes import (
+    PAPER_LABELS,
     SUITES,
-    PaperRun,
     Pretraining,
     Suite,
-    absolute,
-    paper_experiment,
+    balanced_cifar,
+    fgvc,
+    long_tailed_cifar,
     shorten,
     shrink,
 )
@@ -40,91 +32,11 @@ Features = Literal["live", "cached"]
 FINE_GRAINED: tuple[Name, ...] = ("cub", "semi_aves", "semi_fungi", "semi_inat")
 PRETRAININGS: tuple[Pretraining, ...] = ("supervised", "dino", "msn")
 BALANCED_LABELS: dict[Literal[10, 100], tuple[int, int]] = {10: (40, 250), 100: (200, 400)}
-TRAINING_IMAGES = 50_000  # of either CIFAR
-PAPER_LABELS = 4  # of each class, in setting B
 LABELS_ONLY = ("supervised", "none", "none")  # algorithm, add-on and refiner
-# Settings that decide how fast a run is and what it writes, but not its result.
-HARMLESS = frozenset(f"train.{name}" for name in ("workers", "threads", "eval_batch", "log_steps"))
-
-
-# Recipes ------------------------------------------------------------------------------------------
-
-
-def long_tailed_cifar(
-    n_classes: Literal[10, 100],
-    *,
-    setting: Literal["A", "B"] = "A",
-    imbalance_ratio: float = 100,
-    labels_per_class: int = PAPER_LABELS,
-    **run: Unpack[PaperRun],
-) -> Experiment:
-    """Return a cell of "CIFAR-10-LT" or "CIFAR-100-LT"; L is part of U, whose largest class is
-    whole.
-
-    Args:
-        n_classes: 10 or 100.
-        setting: A, labels as long-tailed as U and 30 % of it, and a balanced buffer; B,
-            ``labels_per_class`` of each class.
-        imbalance_ratio: the largest class of U over its smallest.
-        run: see :class:`PaperRun`.
-    """
-    if setting not in ("A", "B"):
-        raise SettingsError(
-            f"setting is 'A' (long-tailed labels) or 'B' (equally many of each class); got {setting!r}."
-        )
-    whole = TRAINING_IMAGES // n_classes
-    head, ratio = (whole * 3 // 10, imbalance_ratio) if setting == "A" else (labels_per_class, 1.0)
-    split = SplitConfig(
-        labeled_head=head,
-        labeled_ratio=ratio,
-        unlabeled_head=whole,
-        unlabeled_ratio=imbalance_ratio,
-        overlap="nested",
-    )
-    data = CifarConfig(root=absolute(run["root"]), n_classes=n_classes, split=split)
-    return paper_experiment(f"cifar{n_classes}", data, balanced=setting == "A", **run)
-
-
-cifar10_lt = partial(long_tailed_cifar, 10)
-cifar100_lt = partial(long_tailed_cifar, 100)
-
-
-def fgvc(*, benchmark: Name = "semi_aves", **run: Unpack[PaperRun]) -> Experiment:
-    """Return a cell of "fine-grained benchmarks", or on SemiAves of the ablations of algorithms and
-    pre-trainings.
-
-    Labels are ``l_train_val``, unlabelled images ``u_train_in``; the splits are published, so the
-    seed decides the training alone.
-    """
-    data = FGVCConfig(
-        benchmark=benchmark, root=absolute(run["root"]), labels="l_train_val", unlabeled="in"
-    )
-    return paper_experiment(benchmark, data, **run)
-
-
-def balanced_cifar(
-    *, n_classes: Literal[10, 100] = 10, labels: int = 40, **run: Unpack[PaperRun]
-) -> Experiment:
-    """Return a cell of "balanced CIFAR": all training images are unlabelled ones, also those with
-    one of the ``labels``.
-    """
-    if labels < n_classes or labels % n_classes:
-        raise SettingsError(
-            f"labels must be equally many of each of the {n_classes} classes, such as {4 * n_classes}; got {labels}."
-        )
-    split = SplitConfig(
-        labeled_head=labels // n_classes,
-        unlabeled_head=TRAINING_IMAGES // n_classes,
-        overlap="nested",
-    )
-    return paper_experiment(
-        f"cifar{n_classes}",
-        CifarConfig(root=absolute(run["root"]), n_classes=n_classes, split=split),
-        **run,
-    )
-
-
-# Tables -------------------------------------------------------------------------------------------
+# Settings that affect how fast a run is and what it writes, but not its result.
+HARMLESS_SETTINGS = frozenset(
+    f"train.{name}" for name in ("workers", "threads", "eval_batch", "log_steps")
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,17 +44,15 @@ class Options:
     """What a user may choose about a table.
 
     Args:
-        root: folder of the data. weights: of the pre-trained networks; ``weights`` below root
-            without it.
-        scale: "paper", in full; or "cpu", cut to what a machine without a GPU can run.
-        features: at scale "cpu", a small network from scratch ("live"), or a frozen one whose
-            features are kept ("cached").
-        algorithms: by name; the paper's without any. refiners: by name. Labels only is always
-            there.
-        addons: by name; each is put on every algorithm, with every refiner, beside the rows without
-            it.
-        steps: of every run instead of the recipe's, to see a table work before it is run in full.
-        labels_per_class: in setting B of the long-tailed tables; the paper's 4 without it.
+        root: folder of the data. weights: folder of the pre-trained networks; ``weights`` below
+            root if None.
+        scale: "paper", in full; or "cpu", reduced to what a machine without a GPU can run.
+        features: at scale "cpu", a small network from scratch ("live"), or an adapter on stored
+            features of a frozen one ("cached").
+        algorithms: by name; the paper's if empty. refiners: by name. Labels only is always run.
+        addons: by name; each adds rows for every algorithm and refiner.
+        steps: of every run instead of the recipe's, to try a table before it is run in full.
+        labels_per_class: in setting B of the long-tailed tables; the paper's 4 if None.
         overrides: ``key=value``, for every cell that has the key.
     """
 
@@ -158,16 +68,13 @@ class Options:
     overrides: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for room, names in (
-            ("algorithm", self.algorithms),
-            ("refiner", self.refiners),
-            ("addon", self.addons),
-        ):
+        rooms = {"algorithm": self.algorithms, "refiner": self.refiners, "addon": self.addons}
+        for room, names in rooms.items():
             for name in names:
                 config_type(room, name)
         if self.features == "cached" and self.scale == "paper":
             raise SettingsError(
-                "features are kept at scale 'cpu' alone: the paper trains the whole network. Add --scale cpu."
+                "features=cached needs scale=cpu: the paper trains the whole network."
             )
 
     @property
@@ -177,7 +84,7 @@ class Options:
         return shorter + [
             setting
             for setting in self.overrides
-            if setting.partition("=")[0].strip() not in HARMLESS
+            if setting.partition("=")[0].strip() not in HARMLESS_SETTINGS
         ]
 
 
@@ -186,10 +93,10 @@ class Group:
     """Rows of a table that share data and seeds.
 
     Args:
-        title: for people. suite: of the data. algorithms: that the paper has.
+        title: for people. suite: of the data. algorithms: those of the paper.
         make: a recipe that takes root, weights, algorithm, addon, refiner and seed.
-        few_labels: it takes ``labels_per_class`` too. seeds: with fewer, no claim is judged, so as
-            many are run by default.
+        few_labels: whether it takes ``labels_per_class`` too. seeds: the number run by default;
+            with fewer, no claim is judged.
     """
 
     title: str
@@ -207,9 +114,7 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True)
 class PaperCell:
-    """One row of a group: what was published, and the cell to run, unless the row is quoted from
-    others.
-    """
+    """One row of a group: what was published, and the cell to run unless the row is quoted."""
 
     group: str
     row: str
@@ -233,7 +138,7 @@ class PaperCell:
 
 @dataclass(frozen=True, kw_only=True)
 class PaperTable:
-    """A table of the paper; ``full_scale``: at scale "cpu" nothing is left of what it compares."""
+    """A table of the paper; ``full_scale``: it compares nothing at scale "cpu"."""
 
     name: str
     title: str
@@ -254,15 +159,13 @@ class PaperTable:
         """Return the rows of all groups."""
         if self.full_scale and options.scale == "cpu":
             raise SettingsError(
-                f"{self.name} compares what networks start from, and at scale 'cpu' all start from the same. Run it at scale "
-                "'paper', or another table."
+                f"{self.name} compares pre-trainings, and at scale=cpu all networks start from the "
+                "same. Use scale=paper, or another table."
             )
         return [cell for name in self.groups for cell in self.cells(name, options)]
 
     def cells(self, name: str, options: Options) -> list[PaperCell]:
-        """Return the rows of a group: labels only, what the paper quotes, and every algorithm with
-        add-ons and refiners.
-        """
+        """Return the rows of a group: labels only, quoted ones, then every algorithm."""
         group = self.groups[name]
         few = options.labels_per_class or PAPER_LABELS
         own = {"labels_per_class": few} if group.few_labels else {}
@@ -304,9 +207,7 @@ def _at_scale(experiment: Experiment, options: Options) -> Experiment:
 
 
 def select(cells: Sequence[PaperCell], globs: Sequence[str]) -> list[PaperCell]:
-    """Return the cells to run: all, or those that fit one of the patterns, each of which has to fit
-    some.
-    """
+    """Return the cells to run: all, or those that match a pattern; every pattern must match one."""
     runnable = [cell for cell in cells if cell.cell is not None]
     for pattern in globs:
         if not any(cell.fits(pattern) for cell in runnable):
@@ -315,7 +216,7 @@ def select(cells: Sequence[PaperCell], globs: Sequence[str]) -> list[PaperCell]:
 
 
 def _long_tailed(n_classes: Literal[10, 100], ratios: tuple[int, ...], seeds: int) -> PaperTable:
-    """Return the table of one CIFAR; ``seeds`` are those that a claim needs in setting B."""
+    """Return the table of one CIFAR; ``seeds``: how many a claim in setting B needs."""
     title = f"CIFAR-{n_classes}-LT"
     groups = {
         f"{setting}/{ratio}": Group(
@@ -336,7 +237,7 @@ def _long_tailed(n_classes: Literal[10, 100], ratios: tuple[int, ...], seeds: in
 
 
 _TABLES = (
-    _long_tailed(10, (50, 100, 150), seeds=5),  # deviations of up to 8.9 in print
+    _long_tailed(10, (50, 100, 150), seeds=5),  # printed deviations reach 8.9
     _long_tailed(100, (20, 50, 100), seeds=ENOUGH_SEEDS),
     PaperTable(
         name="fgvc",

@@ -1,14 +1,12 @@
 """The paper's toy problems: points in the plane, three classifiers, and the numbers of the images.
 
-Figure 1 has three situations, each with one number. Labels that disagree in one place: how sure is
-a classifier there? A
-minority surrounded by a majority: how probable is the minority's class at its own centre? An
-outlier: how sure is a classifier far from all points?
+Figure 1 has three situations, each with one number. Labels that disagree in one place: how
+confident is a classifier there? A minority surrounded by a majority: how probable is the minority's
+class at its own centre? An outlier: how confident is a classifier far from all points?
 
 The outlier belongs to the problem of four classes at the corners of a square, whose counts double
-clockwise from the top
-right: 16, 32, 64, 128. If only an eighth of its labels is given, which labels do the other points
-get?
+clockwise from the top right: 16, 32, 64, 128. If only an eighth of its labels is given, which
+labels do the other points get?
 
 Nothing here draws or prints: ``semigpc.paper.plots`` draws, ``semigpc toy`` prints.
 """
@@ -30,27 +28,21 @@ CENTRES = ((1.0, 1.0), (1.0, -1.0), (-1.0, -1.0), (-1.0, 1.0))  # clockwise from
 COUNTS = (16, 32, 64, 128)
 STD = 0.35
 OUTLIER = (-3.0, 3.0)
-DISPUTED, N_DISPUTED = (
-    (-1.8, 0.0),
-    4,
-)  # place of the points that have a label of both classes, and their number
-NEIGHBOURS, OTHERS = (
-    128,
-    64,
-)  # points of the first class beside that place, and of the second class on the far side
-SURROUNDED, RING, RADIUS = (
-    8,
-    128,
-    1.5,
-)  # points of the minority, and of the majority in a ring around it
-DISPUTED_STD, SURROUNDED_STD = 0.1, 0.2  # the latter of the ring's width too
+DISPUTED = (-1.8, 0.0)  # centre of the points that have a label of both classes
+DISPUTED_STD = 0.1
+N_DISPUTED = 4
+NEIGHBOURS = 128  # points of the first class beside the disputed ones
+OTHERS = 64  # points of the second class on the far side
+SURROUNDED = 8  # points of the minority
+SURROUNDED_STD = 0.2  # of the minority, and of the ring's width
+RING = 128  # points of the majority in a ring around the minority
+RADIUS = 1.5  # of the ring
 NOISE_STD = 0.1**0.5
 LOGIT_SCALE = 6.0
 LENGTH_SCALES = (0.35, 0.5, 1.0)
 THRESHOLD = 0.8
 ONE_LABELED_IN = 8
-# averages are over so many draws: one alone has just 14 unlabelled points of the smallest class
-N_DRAWS = 10
+N_DRAWS = 10  # for averages: one draw has only 14 unlabelled points of the smallest class
 
 Classifier = Callable[[Tensor], Tensor]  # points (M, 2) to class probabilities (M, C)
 
@@ -70,22 +62,18 @@ class Situation:
 
     data: ToyData
     place: tuple[float, float]
-    own_class: int | None = (
-        None  # the class that should be found there; None where a classifier should be unsure
-    )
+    own_class: int | None = None  # that should be found there; None where none should be
     window: tuple[float, float, float, float]  # left, right, bottom, top of what is drawn
 
     def probability(self, predict: Classifier) -> float:
-        """Return p_c at the place for the class c that should be found there, else the largest p_c."""
+        """Return the probability of ``own_class`` at the place, or the largest if it is None."""
         probs = predict(torch.tensor([self.place], dtype=torch.float64))[0]
         return float(probs.max() if self.own_class is None else probs[self.own_class])
 
 
 @dataclass(frozen=True)
 class Confidence:
-    """Probabilities that a classifier trained on all labels gives in each situation, and at the
-    four centres.
-    """
+    """Probabilities by a classifier trained on all labels, in each situation and at the centres."""
 
     classifier: str
     length_scale: float
@@ -105,9 +93,7 @@ class Propagation:
     minority_accuracy: float
     coverage: float  # of the U points, those with confidence >= THRESHOLD
     minority_coverage: float
-    covered_precision: (
-        float  # of the covered points, those given their own class; 1 if there are none
-    )
+    covered_precision: float  # of the covered points, those given their own class; 1 if none
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,11 +117,10 @@ class ConfidenceMap:
 
 
 def draw(seed: int) -> ToyData:
-    """Sample ``COUNTS[c]`` points x ~ N(centre_c, STD^2 I) of each class c, from a generator of its
-    own.
+    """Sample ``COUNTS[c]`` points x ~ N(centre_c, STD^2 I) of each class c.
 
-    The first eighth of each class is the labelled part: points of a class are drawn alike, so the
-    first are as good as any others.
+    The first eighth of each class is labelled: points of a class are drawn alike, so the first are
+    as good as any others.
     """
     generator = torch.Generator().manual_seed(seed)
     labels = torch.repeat_interleave(torch.arange(len(COUNTS)), torch.tensor(COUNTS))
@@ -152,9 +137,8 @@ def situations(seed: int) -> dict[str, Situation]:
     """Return the three situations of Figure 1 by the name of their number in :class:`Confidence`.
 
     disagreement: ``N_DISPUTED`` points are in the data twice, with a label of either class, and a
-    cluster of the first class
-    lies beside them. minority: a few points inside a ring of the other class. outlier: the four
-    classes of :func:`draw`.
+    cluster of the first class lies beside them. minority: a few points inside a ring of the other
+    class. outlier: the four classes of :func:`draw`.
     """
     generator = torch.Generator().manual_seed(seed)
 
@@ -163,21 +147,16 @@ def situations(seed: int) -> dict[str, Situation]:
         return torch.tensor(centre, dtype=torch.float64) + std * noise
 
     def two_classes(first: Tensor, second: Tensor) -> ToyData:
-        labels = torch.cat(
-            [torch.zeros(len(first), dtype=torch.long), torch.ones(len(second), dtype=torch.long)]
-        )
-        return ToyData(
-            points=torch.cat([first, second]),
-            labels=labels,
-            labeled=torch.ones(len(labels), dtype=torch.bool),
-        )
+        labels = torch.repeat_interleave(torch.tensor([len(first), len(second)]))
+        labeled = torch.ones(len(labels), dtype=torch.bool)
+        return ToyData(torch.cat([first, second]), labels, labeled)
 
     disputed = cluster(N_DISPUTED, DISPUTED, DISPUTED_STD)
-    beside, opposite = cluster(NEIGHBOURS, (0.0, 0.0), STD), cluster(OTHERS, (2.0, 0.0), STD)
+    beside = cluster(NEIGHBOURS, (0.0, 0.0), STD)
+    opposite = cluster(OTHERS, (2.0, 0.0), STD)
     directions = torch.nn.functional.normalize(cluster(RING, (0.0, 0.0), 1.0))
-    ring = directions * (
-        RADIUS + SURROUNDED_STD * torch.randn(RING, 1, generator=generator, dtype=torch.float64)
-    )
+    widths = torch.randn(RING, 1, generator=generator, dtype=torch.float64)
+    ring = directions * (RADIUS + SURROUNDED_STD * widths)
     return {
         "disagreement": Situation(
             data=two_classes(torch.cat([disputed, beside]), torch.cat([disputed, opposite])),
@@ -195,8 +174,7 @@ def situations(seed: int) -> dict[str, Situation]:
 
 
 def linear(points: Tensor, labels: Tensor, _length_scale: float) -> Classifier:
-    """Fit p = softmax(W x + b) to points (N, 2) and labels (N,), with scikit-learn's default
-    regularisation.
+    """Fit p = softmax(W x + b) to points (N, 2) and labels (N,), as scikit-learn does by default.
 
     It has no length-scale, and takes one only to be called like the others.
     """
@@ -223,7 +201,7 @@ def gaussian_process(points: Tensor, labels: Tensor, length_scale: float) -> Cla
 
         p(x) = softmax(lambda mu(x))        mu(x) = k(x, h_Q) K^-1 y_Q
 
-    Far away mu is 0 for every class, so p is uniform: the answer to an outlier is "no idea".
+    Far away mu is 0 for every class, so p is uniform: an outlier has no likely class.
     """
     y = one_hot(labels).to(points.dtype)  # (N, C)
     engine = ExactGP(
@@ -240,24 +218,21 @@ PROPAGATORS = ("similarity", "gp")
 def propagate(data: ToyData, *, classifier: str, length_scale: float) -> Tensor:
     """Class probabilities (N, C) at every point, from the given labels alone."""
     known = data.labeled
-    return CLASSIFIERS[classifier](data.points[known], data.labels[known], length_scale)(
-        data.points
-    )
+    predict = CLASSIFIERS[classifier](data.points[known], data.labels[known], length_scale)
+    return predict(data.points)
 
 
 def confidence_map(
     predict: Classifier, window: tuple[float, float, float, float], *, width: int = 320
 ) -> ConfidenceMap:
-    """Evaluate a classifier on a grid of W = ``width`` points from left to right, equally dense
-    upwards. O(W H N).
+    """Evaluate a classifier on a grid of W = ``width`` columns, equally dense upwards. O(W H N).
 
-    A row is evaluated at a time, which bounds the memory.
+    One row is evaluated at a time, which bounds the memory.
     """
     left, right, bottom, top = window
+    height = 1 + round((width - 1) * (top - bottom) / (right - left))
     x = torch.linspace(left, right, width, dtype=torch.float64)
-    y = torch.linspace(
-        bottom, top, 1 + round((width - 1) * (top - bottom) / (right - left)), dtype=torch.float64
-    )
+    y = torch.linspace(bottom, top, height, dtype=torch.float64)
     probs = torch.stack([predict(torch.stack([x, row.expand(width)], dim=1)) for row in y])
     return ConfidenceMap(x=x, y=y, probs=probs)
 
@@ -276,10 +251,9 @@ def toy_figures(seed: int = 0) -> ToyFigures:
 
 
 def confidence_figures(seed: int) -> tuple[Confidence, ...]:
-    """Return the numbers of Figure 1 and of the four centres, for each length-scale and each
-    classifier.
-    """
-    places, centres = situations(seed), torch.tensor(CENTRES, dtype=torch.float64)
+    """Return the numbers of Figure 1 and of the centres, by length-scale and classifier."""
+    places = situations(seed)
+    centres = torch.tensor(CENTRES, dtype=torch.float64)
     entries = []
     for length_scale, name in product(LENGTH_SCALES, CLASSIFIERS):
         trained = {
@@ -298,11 +272,10 @@ def propagation_figures(data: ToyData) -> tuple[Propagation, ...]:
     minority = truth == 0
     entries = []
     for length_scale, classifier in product(LENGTH_SCALES, PROPAGATORS):
-        probs = propagate(data, classifier=classifier, length_scale=length_scale)[
-            ~data.labeled
-        ]  # (U, C)
-        confidence, predicted = probs.max(dim=1)
-        right, covered = predicted == truth, confidence >= THRESHOLD
+        probs = propagate(data, classifier=classifier, length_scale=length_scale)  # (N, C)
+        confidence, predicted = probs[~data.labeled].max(dim=1)
+        right = predicted == truth
+        covered = confidence >= THRESHOLD
         entries.append(
             Propagation(
                 classifier,

@@ -54,11 +54,11 @@ class CheckedFigure:
 
     Args:
         what: a description.
-        found: in the files here; None if they are not there.
+        found: in the files here; None if they do not exist.
         expected: counted from the published files; None if those could not be examined.
-        paper: what the paper says, if anything.
-        verdict: of ``found`` against ``expected``; of both against ``paper``.
-        needed: whether the data are of no use without it.
+        paper: the paper's figure, if it gives one.
+        verdict: of ``found`` against ``expected``, and of both against ``paper``.
+        needed: whether the data cannot be used without it.
     """
 
     what: str
@@ -70,15 +70,13 @@ class CheckedFigure:
 
     @property
     def fails(self) -> bool:
-        """Whether the data have to be mended."""
+        """Whether the data cannot be used as they are."""
         return self.verdict == "differs" or (self.verdict == "absent" and self.needed)
 
 
 @dataclass
 class Verification:
-    """All figures of a data set, notes on those that need one, and the images that cannot be read,
-    with the reason.
-    """
+    """All figures of a data set, notes on them, and the images that cannot be read."""
 
     name: str
     findings: list[CheckedFigure] = field(default_factory=list)
@@ -87,7 +85,7 @@ class Verification:
 
     @property
     def ok(self) -> bool:
-        """Whether everything that is there is as published, and everything that is needed is there."""
+        """Whether everything needed exists, and everything that exists is as published."""
         return not any(figure.fails for figure in self.findings)
 
     def compare(
@@ -99,10 +97,10 @@ class Verification:
         *,
         needed: bool = False,
     ) -> None:
-        """Add a :class:`CheckedFigure` with its verdict. Where nothing was counted, the figure of
-        the paper is expected.
+        """Add a :class:`CheckedFigure` with its verdict.
 
-        The paper can be wrong only where it gives a count: ratios are rounded there.
+        Where nothing was counted, the paper's figure is expected. The paper can be wrong only where
+        it gives a count: its ratios are rounded.
         """
         reference = paper if expected is None else expected
         verdict: Verdict = "ok"
@@ -131,7 +129,7 @@ class Verification:
             read: decodes the image at a position, or raises :class:`ImageError`.
             count: number of images.
             report: called now and then.
-            workers: threads, by default one per core. Decoding does not hold the interpreter's
+            workers: threads; one per core by default, since decoding releases the interpreter's
                 lock.
         """
 
@@ -160,20 +158,42 @@ def verify_fgvc(
     decode: bool = False,
     report: Report | None = None,
 ) -> Verification:
-    """Count and hash every split file that is there, compare them with each other, and look for the
-    images on request.
+    """Count and hash the split files, compare them with each other, and check images on request.
 
     Args:
         name: the set.
         root: the folder of the sets, in either layout.
         splits: the folder of the split files, if they are not beside the images; root need not
-            exist then unless images are looked for.
-        exist: look whether the images are there. decode: and whether they can be read.
+            exist then unless images are checked.
+        exist: check that the images exist. decode: check that they can be decoded, too.
         report: called with the progress through the images.
     """
-    benchmark, folder = BENCHMARKS[name], set_folder(root if splits is None else splits, name)
-    result, files = Verification(name), {}
-    for split in benchmark.files:
+    benchmark = BENCHMARKS[name]
+    folder = set_folder(root if splits is None else splits, name)
+    result = Verification(name)
+    files = _compare_split_files(result, folder, benchmark)
+    _compare_sums(result, files, benchmark)
+    _compare_parts(result, files)
+    _compare_imbalance(result, files, benchmark)
+    if exist or decode:
+        images = set_folder(root, name) / benchmark.image_folder
+        paths = _find_images(result, files, images, benchmark, report)
+        if decode:
+            result.decode(lambda i: read_image(paths[i]), len(paths), report)
+    if any(figure.verdict == "paper is wrong" for figure in result.findings):
+        result.notes.append(benchmark.note)
+    files_to_train = [f"{split}.txt" for split in ("l_train_val", "u_train_in", "test")]
+    missing = [file for file in files_to_train if not (folder / file).is_file()]
+    if missing:
+        place = f"{SPLIT_FILES_AT}, folder data/{name}"
+        result.notes.append(f"Training also needs {' and '.join(missing)}, published at {place}.")
+    return result
+
+
+def _compare_split_files(result: Verification, folder: Path, benchmark: Benchmark) -> Files:
+    """Compare the counts and hashes of the split files, and return those that can be read."""
+    files: Files = {}
+    for split, known in benchmark.files.items():
         path = folder / f"{split}.txt"
         if path.is_file():
             try:
@@ -183,42 +203,18 @@ def verify_fgvc(
                 result.compare(f"{split}: lines", "malformed", "path and label")
                 result.notes.append(str(error))
                 continue
-        known, file = benchmark.files[split], files.get(split)
+        file = files.get(split)
         found = None if file is None else len(file)
-        result.compare(
-            f"{split}: images", found, known.images, known.paper_images, needed=split in NEEDED
-        )
+        what = f"{split}: images"
+        result.compare(what, found, known.images, known.paper_images, needed=split in NEEDED)
         if file is not None and known.sha256 is not None:
-            result.compare(
-                f"{split}: sha256{', of its Unix form' if file.crlf else ''}",
-                file.sha256,
-                known.sha256,
-            )
-    _compare_sums(result, files, benchmark)
-    _compare_parts(result, files)
-    _compare_imbalance(result, files, benchmark)
-    if exist or decode:
-        paths = _find_images(
-            result, files, set_folder(root, name) / benchmark.image_folder, benchmark, report
-        )
-        if decode:
-            result.decode(lambda i: read_image(paths[i]), len(paths), report)
-    if any(figure.verdict == "paper is wrong" for figure in result.findings):
-        result.notes.append(benchmark.remark)
-    lacking = [
-        f"{split}.txt"
-        for split in ("l_train_val", "u_train_in", "test")
-        if not (folder / f"{split}.txt").is_file()
-    ]
-    if lacking:
-        result.notes.append(
-            f"Training needs {' and '.join(lacking)} too, published at {SPLIT_FILES_AT}, folder data/{name}."
-        )
-    return result
+            unix = ", of its Unix form" if file.crlf else ""
+            result.compare(f"{split}: sha256{unix}", file.sha256, known.sha256)
+    return files
 
 
 def _compare_sums(result: Verification, files: Files, benchmark: Benchmark) -> None:
-    """Lists that must have the same images as others together."""
+    """Compare each list with those whose images it must contain, all together."""
     for whole, parts in (SUMS | {oracle: (split,) for oracle, split in ORACLES.items()}).items():
         published = [part for part in parts if part in benchmark.files]
         if whole not in benchmark.files:
@@ -226,15 +222,14 @@ def _compare_sums(result: Verification, files: Files, benchmark: Benchmark) -> N
         what = f"{whole} = {' + '.join(part.removeprefix(f'{whole}_') for part in published)}"
         found = None
         if all(split in files for split in (whole, *published)):
-            odd = set(files[whole].names) ^ {
-                name for part in published for name in files[part].names
-            }
-            found = f"{len(odd)} differ" if odd else "equal"
+            together = {name for part in published for name in files[part].names}
+            different = set(files[whole].names) ^ together
+            found = f"{len(different)} differ" if different else "equal"
         result.compare(what, found, "equal")
 
 
 def _compare_parts(result: Verification, files: Files) -> None:
-    """Images that are in two lists which should have none in common."""
+    """Count the images in two lists that must have none in common."""
     lines = {
         split: {name: i for i, name in enumerate(file.names, 1)}
         for split, file in files.items()
@@ -247,19 +242,23 @@ def _compare_parts(result: Verification, files: Files) -> None:
         common = sorted(lines[one].keys() & lines[other].keys(), key=lines[one].__getitem__)
         shared += len(common)
         if common:
+            first = common[0]
             result.notes.append(
-                f"{one} and {other} must have no image in common; they have {len(common)}, such as {common[0]} on line "
-                f"{lines[one][common[0]]} of the first and line {lines[other][common[0]]} of the second. Take it out of one."
+                f"{one} and {other} must have no image in common; they have {len(common)}, such as "
+                f"{first} on line {lines[one][first]} of the first and line {lines[other][first]} "
+                "of the second. Remove it from one."
             )
     result.compare("images in two parts", shared, 0)
 
 
 def _compare_imbalance(result: Verification, files: Files, benchmark: Benchmark) -> None:
-    known, found = benchmark.imbalance, None
+    known = benchmark.imbalance
+    found = None
     if all(split in files for split in known.files):
         tables = [files[split].class_counts() for split in known.files]
         counts = [sum(table.get(c, 0) for table in tables) for c in range(benchmark.classes)]
-        most, fewest = max(counts), min(counts)
+        most = max(counts)
+        fewest = min(counts)
         found = f"{most}/{fewest} = {most / fewest:.2f}" if fewest else f"{most}/0"
     what = f"gamma over {' + '.join(PAPER_NAMES[split] for split in known.files)}"
     expected = f"{known.most}/{known.fewest} = {known.most / known.fewest:.2f}"
@@ -269,11 +268,11 @@ def _compare_imbalance(result: Verification, files: Files, benchmark: Benchmark)
 def _find_images(
     result: Verification, files: Files, folder: Path, benchmark: Benchmark, report: Report | None
 ) -> list[Path]:
-    """Count the images of each list that are there, and return their paths, each once.
+    """Count the existing images of each list, and return their paths, each once.
 
-    The lists chosen name every image together: of U its parts, each of which has an archive of its
-    own. A list without any
-    image is absent and not different: its archive was perhaps left out on purpose.
+    The lists checked cover all images; of U these are its parts, each of which has an archive of
+    its own. A list without any image is absent rather than different: its archive may have been
+    left out on purpose.
     """
     within = {"l_train", "val"} if "l_train_val" in files else set()
     within |= {"u_train"} if files.keys() >= set(SUMS["u_train"]) else set()
@@ -281,7 +280,8 @@ def _find_images(
         split: file for split, file in files.items() if split not in within and split not in ORACLES
     }
     paths: dict[Path, None] = {}
-    done, total = 0, sum(map(len, lists.values()))
+    done = 0
+    total = sum(map(len, lists.values()))
 
     def checked(count: int) -> None:
         nonlocal done
@@ -291,12 +291,8 @@ def _find_images(
 
     for split, file in lists.items():
         missing = missing_images(folder, file.names, checked)
-        result.compare(
-            f"{split}: images on disk",
-            len(file) - len(missing) or None,
-            len(file),
-            needed=split in NEEDED,
-        )
+        existing = len(file) - len(missing) or None
+        result.compare(f"{split}: images on disk", existing, len(file), needed=split in NEEDED)
         if missing:
             result.notes.append(missing_message(file, missing, folder, benchmark))
         absent = set(missing)
@@ -309,8 +305,7 @@ def _find_images(
 def verify_cifar(
     n_classes: int, root: Path, *, decode: bool = False, report: Report | None = None
 ) -> Verification:
-    """Check the archive if it is there, sizes, counts and totals; an archive that was never
-    unpacked is unpacked.
+    """Check the archive if there is one, sizes, counts and totals; a packed archive is unpacked.
 
     Args:
         n_classes: 10 or 100.
@@ -318,7 +313,8 @@ def verify_cifar(
         decode: read every image of such a copy too.
         report: called with the progress of that.
     """
-    form, root = FORMS[n_classes], root.expanduser()
+    form = FORMS[n_classes]
+    root = root.expanduser()
     result = Verification(form.name)
     _compare_official_files(result, form, root)
     try:
@@ -330,12 +326,12 @@ def verify_cifar(
         return result
     if isinstance(images.images, FileImages | ZipImages):
         result.notes.append(
-            "A copy as image files: it was not made by the owners of CIFAR, so its pixels and their order may be others."
+            "This copy has image files, which the owners of CIFAR do not publish; its pixels and "
+            "their order may differ."
         )
         if decode:
-            workers = (
-                1 if isinstance(images.images, ZipImages) else None
-            )  # threads cannot share an open zip file
+            # Threads cannot share an open zip file.
+            workers = 1 if isinstance(images.images, ZipImages) else None
             result.decode(images.images.read, len(images), report, workers=workers)
     for part, labels, total in (
         ("training", images.labels[:training], TRAINING),
@@ -352,9 +348,7 @@ def verify_cifar(
 
 
 def _compare_official_files(result: Verification, form: Form, root: Path) -> None:
-    """The archive's checksum, and the sizes of what it unpacks to, whose checksums were not
-    published.
-    """
+    """Compare the archive's checksum, and the sizes of its files, which have none published."""
     archive = form.archive
     packed = [
         path for place in (root, root / form.name) if (path := place / archive.file_name).is_file()
@@ -370,7 +364,7 @@ def _compare_official_files(result: Verification, form: Form, root: Path) -> Non
 
 
 def _compare_totals(result: Verification, images: ImageSet, training: int, n_classes: int) -> None:
-    """What the splitter gives in the paper's setting A."""
+    """Compare the sizes of the paper's setting A with what the splitter draws."""
     head = TRAINING // n_classes
     for gamma, (labels, unlabeled) in TOTALS[n_classes].items():
         config = SplitConfig(
