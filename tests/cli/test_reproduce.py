@@ -131,7 +131,7 @@ def test_what_does_not_exist_is_answered_with_what_does(tmp_path: Path) -> None:
         "--steps",
         "3",
         code=2,
-        words="train.steps=3 are shared among 6 generations",
+        words="train.steps=3 must be at least 6",
     )
     refused(*table, "--set", "train.lrr=1", code=2, words="did you mean 'train.lr'?")
     refused(*table, "--features", "cached", code=2, words="needs --scale cpu")

@@ -139,7 +139,7 @@ def test_labels_only_takes_addons_for_labels() -> None:
 def test_addons_that_cannot_act_are_errors() -> None:
     with pytest.raises(SettingsError, match="did you mean 'crest'"):
         Options(addons=("crst",))
-    with pytest.raises(SettingsError, match=r"train\.steps=3 are shared among 6 generations"):
+    with pytest.raises(SettingsError, match=r"train\.steps=3 must be at least 6"):
         TABLES["cifar10_lt"].cells("A/50", Options(addons=("crest",), steps=3))
 
 
