@@ -265,13 +265,19 @@ def write_comparison(
         results = [{**run["result"], **run["result"]["groups"]} for run in runs]
         keys = ("balanced_accuracy", "top1", "many", "medium", "few", "macro_f1", "ece")
         columns = {key: np.array([result[key] for result in results], dtype=float) for key in keys}
-        cells.append({
-            "name": f"{algorithm}+{refiner}", "algorithm": algorithm, "refiner": refiner, "runs": runs,
-            "rank": RANKS.get(algorithm),
-            "label": LABELS.get(algorithm, algorithm) + {"gp": " + SemiGPC", "none": ""}.get(refiner, f" + {refiner}"),
-            "mean": {key: float(values.mean()) for key, values in columns.items()},
-            "std": {key: float(values.std()) for key, values in columns.items()},
-        })  # fmt: skip
+        suffix = {"gp": " + SemiGPC", "none": ""}.get(refiner, f" + {refiner}")
+        cells.append(
+            {
+                "name": f"{algorithm}+{refiner}",
+                "algorithm": algorithm,
+                "refiner": refiner,
+                "runs": runs,
+                "rank": RANKS.get(algorithm),
+                "label": LABELS.get(algorithm, algorithm) + suffix,
+                "mean": {key: float(values.mean()) for key, values in columns.items()},
+                "std": {key: float(values.std()) for key, values in columns.items()},
+            }
+        )
     pairs = []
     scores = {
         cell["name"]: [run["result"]["balanced_accuracy"] for run in cell["runs"]] for cell in cells
@@ -279,11 +285,18 @@ def write_comparison(
     for algorithm in dict.fromkeys(algorithm for algorithm, _ in methods):
         if {f"{algorithm}+gp", f"{algorithm}+none"} <= scores.keys():
             gaps = np.subtract(scores[f"{algorithm}+gp"], scores[f"{algorithm}+none"])
-            pairs.append({
-                "name": f"{algorithm}: gp - none", "with": f"{algorithm}+gp", "without": f"{algorithm}+none",
-                "mean_difference": float(gaps.mean()), "std": float(gaps.std()), "differences": gaps.tolist(),
-                "wins": int((gaps > 0).sum()), "losses": int((gaps < 0).sum()),
-            })  # fmt: skip
+            pairs.append(
+                {
+                    "name": f"{algorithm}: gp - none",
+                    "with": f"{algorithm}+gp",
+                    "without": f"{algorithm}+none",
+                    "mean_difference": float(gaps.mean()),
+                    "std": float(gaps.std()),
+                    "differences": gaps.tolist(),
+                    "wins": int((gaps > 0).sum()),
+                    "losses": int((gaps < 0).sum()),
+                }
+            )
     record = {
         "title": "Does refinement help on digits?",
         "command": "semigpc compare --data digits --seeds 3",

@@ -284,7 +284,7 @@ def _no_promise(promise: PromiseFacts) -> str:
 
 
 def _headline(facts: LabelingSummary, noun: str) -> str:
-    """Say how many rows got a label, and why the others did not."""
+    """Return how many rows got a label, and why the others did not."""
     statuses = facts["statuses"]
     total = _unlabelled(facts)
     if not total:
@@ -294,9 +294,10 @@ def _headline(facts: LabelingSummary, noun: str) -> str:
     are = "it is" if statuses["outlier"] == 1 else "they are"
     reasons = []
     if statuses["abstained"]:
-        threshold = f"confidence below {percent(facts['threshold'])}, or two classes compete"
-        threshold = threshold if facts["threshold"] <= 1 else "with so few labels no confidence is"
-        reasons.append(f"{many['abstained']} because no class was sure enough ({threshold})")
+        threshold = f"below {percent(facts['threshold'])}, or two classes compete"
+        if facts["threshold"] > 1:
+            threshold = "with so few labels none is enough"
+        reasons.append(f"{many['abstained']} for lack of confidence ({threshold})")
     if statuses["outlier"]:
         reasons.append(f"{many['outlier']} because {are} unlike everything labelled")
     rest = f"Left open: {', and '.join(reasons)}." if reasons else "None was left open."
@@ -304,7 +305,7 @@ def _headline(facts: LabelingSummary, noun: str) -> str:
 
 
 def _trust(facts: LabelingSummary, evidence: Evidence, noun: str) -> str:
-    """Say what share of the new labels should be right, and how that is known."""
+    """Return what share of the new labels should be right, and how that was measured."""
     chosen = evidence["chosen"]
     target = facts["target_precision"]
     labels = counted(evidence["held_out"], "given labels")
@@ -316,13 +317,13 @@ def _trust(facts: LabelingSummary, evidence: Evidence, noun: str) -> str:
     below = f" This is less than the {percent(target)} requested." if missed else ""
     return (
         f"Measured: {percent(chosen['precision'])} of the labels given out would be right (95% "
-        f"interval {percent(chosen['low'])} to {percent(chosen['high'])}).{below} This was measured "
-        f"on {held}; it holds for {noun} like the labelled ones."
+        f"interval {percent(chosen['low'])} to {percent(chosen['high'])}).{below} This was "
+        f"measured on {held}; it holds for {noun} like the labelled ones."
     )
 
 
 def _numbers(facts: LabelingSummary, evidence: Evidence | None, noun: str) -> list[tuple[str, str]]:
-    """Name the few numbers that a reader asks for first."""
+    """Return the few numbers that a reader looks for first."""
     statuses = facts["statuses"]
     names = {
         "labelled": "Given labels",
@@ -385,7 +386,7 @@ def _methods(evidence: Evidence | None) -> list[Method]:
 
 
 def _verdict(methods: Sequence[Method]) -> str:
-    """Say which method was better on the same folds, and whether by more than folds differ."""
+    """Return which method was better on the same folds, and whether by more than folds differ."""
     ours = next((row for row in methods if row["name"] == "semigpc"), None)
     best = next((row for row in methods if row["name"] != "semigpc"), None)
     if not ours or not best:
@@ -498,7 +499,7 @@ def trust_chart(evidence: Evidence | None, threshold: float, target: float | Non
 
 
 def recall_chart(facts: LabelingSummary, evidence: Evidence | None) -> Chart | None:
-    """Draw recall and precision of each class on held-out labels, with intervals for few classes."""
+    """Draw recall and precision of each class on held-out labels; intervals if they are few."""
     if not evidence:
         return None
     classes = classes_of(facts)

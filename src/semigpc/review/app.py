@@ -102,7 +102,7 @@ def serve(session: Session, *, port: int = 0, ready: Callable[[str], None]) -> N
     except OSError as error:
         reason = os.strerror(error.errno or 0)
         raise DataError(
-            f"port={port} of {HOST} cannot be used: {reason}. Use another, or port=0 for a free one."
+            f"port={port} of {HOST} cannot be used: {reason}. Choose another, or port=0 for any."
         ) from error
     # The same parser on every machine, whatever else is installed there. It is silent: a request
     # that is not HTTP gets a response of 400, and the application prints its own errors.

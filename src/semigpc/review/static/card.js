@@ -15,7 +15,7 @@ const SUSPECTED = [
   ["predicted", "The class that all other labels predict.", "Change"],
 ];
 const SPLIT = [
-  ["if all equal", "The most probable class if all classes were equally frequent, which finds rare ones.", "Accept"],
+  ["equal shares", "The most probable class if all classes were equally frequent, which finds rare ones.", "Accept"],
   ["most probable", "The most probable class, given how frequent each class is.", "Accept"],
 ];
 
