@@ -1,4 +1,4 @@
-"""Facts of a labelled data set, made up: what ``semigpc label`` would hand to its page."""
+"""The summary of a labelled data set, made up: what ``semigpc label`` passes to its page."""
 
 from typing import Any
 
@@ -23,22 +23,23 @@ def make_facts(
 ) -> dict[str, Any]:
     """Facts of a long tail; ``changes`` replace keys."""
     names = [f"class {c}" for c in range(n_classes)] if names is None else names
-    rng, n = np.random.default_rng(len(names)), len(names)
+    n = len(names)
+    rng = np.random.default_rng(n)
     given = np.maximum(1, (120 * 0.03 ** (np.arange(n) / max(1, n - 1)))).astype(int)
     believed = given**0.8 * rng.uniform(0.8, 1.25, n)
     believed /= believed.sum()
-    open_share, outliers = (0.15, 0.012) if unlabeled else (0.0, 0.0)
-    pseudo = np.floor(
-        unlabeled * (1 - open_share - outliers) * believed * rng.uniform(0.9, 1.0, n)
-    ).astype(int)
-    outlier = int(outliers * unlabeled)
+    labelled_share = 0.838 if unlabeled else 1.0
+    pseudo = np.floor(unlabeled * labelled_share * believed * rng.uniform(0.9, 1.0, n)).astype(int)
+    outlier = int(0.012 * unlabeled)
     suspects = [
         {
             "id": f"birds/{names[c % n]}/IMG_{c:04d}.jpg",
             "given": names[c % n],
             "believed": names[(c + 3) % n],
+            "p_given": 0.02 + 0.02 * c,
+            "p_believed": 0.97 - 0.03 * c,
+            "variance": 0.2 + 0.01 * c,
         }
-        | {"p_given": 0.02 + 0.02 * c, "p_believed": 0.97 - 0.03 * c, "variance": 0.2 + 0.01 * c}
         for c in range(9)
     ]
     lost = [
@@ -95,15 +96,13 @@ def make_evidence(names: list[str], given: Any, rng: np.random.Generator) -> dic
     measured = given > 1
     rows = [
         {"class": name, "given": int(n), "held_out": int(n) if n > 1 else 0, "believed": int(n)}
-        | (
-            _shares("recall", r, n) | _shares("precision", p, n)
-            if n > 1
-            else _shares("recall", None, n) | _shares("precision", None, n)
-        )
+        | _shares("recall", r if n > 1 else None, n)
+        | _shares("precision", p if n > 1 else None, n)
         for name, n, r, p in zip(names, given, recall, precision, strict=True)
     ]
     at = np.linspace(0.2, 0.98, 50)
-    coverage, right = 1 - 0.8 * at**4, 0.86 + 0.13 * at**1.5
+    coverage = 1 - 0.8 * at**4
+    right = 0.86 + 0.13 * at**1.5
     half = 0.012 / np.sqrt(coverage)
     curve = [
         {

@@ -158,15 +158,8 @@ def recall_chart(run: RunRecord, figures: Record) -> Chart | None:
             edge: Look = {"markeredgecolor": style.PAPER, "markeredgewidth": 1}
             axes.plot(x, shown, **look, **edge, zorder=4)
             handles.append(Line2D([], [], **look, label="precision"))
-    axes.legend(
-        handles=handles,
-        loc="lower right",
-        bbox_to_anchor=(1, 1),
-        ncols=5,
-        frameon=False,
-        fontsize=9,
-        labelcolor=INK,
-    )
+    above: Look = {"loc": "lower right", "bbox_to_anchor": (1, 1), "ncols": 5}
+    axes.legend(handles=handles, frameon=False, fontsize=9, labelcolor=INK, **above)
     class_axis(axes, classes)
     style.share_axis(axes, whole=True)
     caption = _recall_caption(classes, int(np.isnan(recall).sum()), grouped=bool(run.groups))

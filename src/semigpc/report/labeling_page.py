@@ -617,9 +617,10 @@ def _draw_accuracies(
         axes.plot(value, place, "o", **dot)
         above: Look = {"ha": "center", "fontsize": FONT - 1.5, **OFFSET}
         axes.annotate(percent(value), (value, place), (0, 6), **above)
-    low, high = np.nanmin(values - spreads), np.nanmax(values + spreads)
-    room = max(0.02, 0.12 * (high - low))
-    axes.set_xlim(max(-0.02, low - room), min(1.02, high + room))
+    lowest = np.nanmin(values - spreads)
+    highest = np.nanmax(values + spreads)
+    room = max(0.02, 0.12 * (highest - lowest))
+    axes.set_xlim(max(-0.02, lowest - room), min(1.02, highest + room))
     style.name_places(axes, [""] * len(methods))
     axes.set_ylim(len(methods) - 0.4, -0.6)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=7, steps=[1, 2, 5, 10]))
