@@ -1,4 +1,4 @@
-"""The contract that scikit-learn checks, and the tools of its that people put around an estimator."""
+"""The contract that scikit-learn checks, and its tools around an estimator."""
 
 import pickle
 from typing import Any

@@ -17,7 +17,7 @@ def clusters(
     spread: float = 0.5,
     dtype: torch.dtype = torch.float64,
 ) -> Draw:
-    """Unit vectors around one direction a class, (n, width), with one-hot targets (n, n_classes)."""
+    """Unit vectors (n, width) around one direction per class, with one-hot targets."""
     centres = F.normalize(torch.randn(n_classes, width, generator=generator, dtype=dtype), dim=1)
 
     def draw(rows: int) -> tuple[Tensor, Tensor]:

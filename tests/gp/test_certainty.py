@@ -130,7 +130,7 @@ def test_close_neighbours_explain_as_much_as_the_docstring_says() -> None:
 
 
 def test_beside_one_neighbour_a_class_is_less_sure_than_beside_two() -> None:
-    """lambda = 6.43, ten classes, sigma^2 = 0.1: the values that the settings of SemiGPC speak of."""
+    """lambda = 6.43, ten classes, sigma^2 = 0.1: the values in the docstring of GPConfig."""
     found = []
     for neighbours in (1, 2):
         mean = neighbours / (neighbours + 0.1)

@@ -1,4 +1,4 @@
-"""The engine stays true where rows are strongly correlated, and says so where K cannot be inverted."""
+"""The engine stays exact for strongly correlated rows, and rejects a K it cannot invert."""
 
 import pytest
 import torch

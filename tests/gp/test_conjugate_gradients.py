@@ -1,4 +1,4 @@
-"""Conjugate gradients solve what they are asked to, column by column, and say so when they do not."""
+"""Conjugate gradients reach their goals column by column, or report that they do not."""
 
 import torch
 from torch import Tensor

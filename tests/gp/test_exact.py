@@ -327,7 +327,7 @@ def test_queries_that_are_trusted_are_not_checked_and_their_mean_is_not_a_number
 
 
 def test_cosine_kernel_has_rank_of_the_features(generator: torch.Generator) -> None:
-    """With more points than dimensions K alone is singular: the noise is what makes it invertible."""
+    """With more points than dimensions K alone is singular: the noise makes it invertible."""
     engine, draw = make(100, Cosine()), clusters(generator)
     engine.replace(torch.arange(100), *draw(100))
     assert_true(engine, draw(10)[0])

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.references import kernel_matrix, posterior
 from semigpc.gp import RBF, Cosine, Kernel, Laplace, MatrixFreeGP, matrix_free
-from semigpc.gp.conjugate_gradients import TILE, cross_product, kernel_columns, symmetric_product
+from semigpc.gp.conjugate_gradients import PIECE, cross_product, kernel_columns, symmetric_product
 from semigpc.refiners.buffers import BalancedBuffer, FIFOBuffer
 from tests.gp.streams import clusters
 
@@ -166,7 +166,7 @@ def test_a_small_change_makes_the_host_wait_twice(generator: torch.Generator) ->
 
 
 def test_nothing_of_the_size_of_the_matrix_is_ever_made(generator: torch.Generator) -> None:
-    """N = 4000: K would be 16 million numbers; tiles, landmark features and columns are far fewer."""
+    """N = 4000: K would be 16 million numbers; tiles, features and columns are far fewer."""
     size, largest = 4000, 0
 
     class Watch(TorchDispatchMode):
@@ -188,7 +188,7 @@ def test_nothing_of_the_size_of_the_matrix_is_ever_made(generator: torch.Generat
         engine.replace(torch.arange(8), *draw(8))
         engine.mean(draw(4)[0])
         engine.variance(draw(4)[0])
-    assert 0 < largest <= max(TILE * TILE, size * 256)
+    assert 0 < largest <= max(PIECE * PIECE, size * 256)
     assert largest < size * size / 10
 
 
@@ -206,7 +206,7 @@ def test_variance_is_exact_to_the_tolerance_and_never_too_sure(generator: torch.
 
 
 def test_products_in_tiles_equal_the_whole_matrix(generator: torch.Generator) -> None:
-    features, points = clusters(generator)(2 * TILE + 37)[0], clusters(generator)(50)[0]
+    features, points = clusters(generator)(2 * PIECE + 37)[0], clusters(generator)(50)[0]
     x = torch.randn(len(features), 3, generator=generator, dtype=torch.float64)
     whole = kernel_matrix(features, KERNEL, 1e-8) @ x
     torch.testing.assert_close(symmetric_product(features, KERNEL, x), whole, rtol=0, atol=1e-9)

@@ -13,28 +13,23 @@ from semigpc.gp import RBF, Clipped, MatrixFreeGP, NotConvergedError, matrix_fre
 from tests.gp.streams import clusters
 from tests.gp.test_matrix_free import KERNEL, NOISE_STD, assert_within_tolerance, make
 
-REFUSED: dict[str, tuple[Callable[[MatrixFreeGP, Tensor, Tensor], object], type[Exception], str]] = {
-    "NaN feature": (lambda e, x, y: e.replace(torch.arange(3), x * math.nan, y), ValueError, "features must be finite"),
-    "slot out of range": (lambda e, x, y: e.replace(torch.arange(38, 41), x, y), IndexError, r"slots must lie in \[0, 40\)"),
-    "empty slot": (lambda e, _x, _y: e.remove(torch.tensor([39])), IndexError, "slot 39 is empty"),
-    "another kernel": (
-        lambda e, _x, _y: e.reanchor(Clipped(KERNEL, 0.1), 0.3),
-        ValueError,
-        "needs a positive definite kernel.*Use the exact engine",
-    ),
-    "another size": (lambda e, _x, _y: e.load_state_dict(make(41).state_dict()), ValueError, r"have shape \(41, 16\)"),
-    "a damaged state": (
-        lambda e, _x, _y: e.load_state_dict(e.state_dict() | {"targets": torch.full((40, 4), math.nan)}),
+Call = Callable[[MatrixFreeGP, Tensor, Tensor], object]
+NAN_TARGETS = {"targets": torch.full((40, 4), math.nan)}
+HALF = {"targets": torch.ones(40, 4), "occupied": torch.ones(40, dtype=torch.bool)}
+REFUSED: dict[str, tuple[Call, type[Exception], str]] = {
+    "NaN": (lambda e, x, y: e.replace(torch.arange(3), x * math.nan, y), ValueError, "finite"),
+    "slot": (lambda e, x, y: e.replace(torch.arange(38, 41), x, y), IndexError, r"\[0, 40\)"),
+    "empty slot": (lambda e, *_: e.remove(torch.tensor([39])), IndexError, "slot 39 is empty"),
+    "kernel": (lambda e, *_: e.reanchor(Clipped(KERNEL, 0.1), 0.3), ValueError, "exact engine"),
+    "size": (lambda e, *_: e.load_state_dict(make(41).state_dict()), ValueError, r"\(41, 16\)"),
+    "damage": (
+        lambda e, *_: e.load_state_dict(e.state_dict() | NAN_TARGETS),
         ValueError,
         "saved targets are not all finite.*damaged",
     ),
-    "half a state": (
-        lambda e, _x, _y: e.load_state_dict({"targets": torch.ones(40, 4), "occupied": torch.ones(40, dtype=torch.bool)}),
-        ValueError,
-        "saved features are missing",
-    ),
-    "an empty state": (lambda e, _x, _y: e.load_state_dict({}), RuntimeError, "Missing key"),
-}  # fmt: skip
+    "half a state": (lambda e, *_: e.load_state_dict(HALF), ValueError, "features are missing"),
+    "an empty state": (lambda e, *_: e.load_state_dict({}), RuntimeError, "Missing key"),
+}
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -83,7 +78,7 @@ def test_a_tolerance_that_is_not_reached_is_an_error_that_leaves_all_as_it_was(
     other = make(60, tolerance=1e-6)
     other.replace(torch.arange(60), *draw(60))
     monkeypatch.setattr(matrix_free, "MAX_ITERATIONS", 2)
-    message = r"did not reach tolerance=1e-06 for RBF.*noise_std=0\.3 over .*Raise noise_std, rank \(now 4\) or tolerance"
+    message = r"did not reach tolerance=1e-06 .*noise_std=0\.3 .*rank \(now 4\)"
     for call in (
         lambda: engine.replace(torch.arange(40, 60), *rows),
         lambda: engine.remove(torch.arange(0, 50, 2)),

@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,8 @@ from torch import Tensor
 from semigpc.gp import ExactGP
 from tests.gp.streams import clusters
 
-FEATURES, TARGETS = torch.randn(3, 16, generator=torch.Generator().manual_seed(1)), torch.eye(3, 4)
+FEATURES = torch.randn(3, 16, generator=torch.Generator().manual_seed(1))
+TARGETS = torch.eye(3, 4)
 
 
 def with_value(tensor: Tensor, value: float) -> Tensor:
@@ -24,43 +26,77 @@ def slots(*numbers: int) -> Tensor:
     return torch.tensor(numbers)
 
 
-REFUSED: dict[str, tuple[Callable[[ExactGP], object], type[Exception], str]] = {
-    "NaN feature": (lambda e: e.replace(slots(0, 1, 2), with_value(FEATURES, math.nan), TARGETS), ValueError, "features must be finite, and so must their squares; row 1 holds nan"),
-    "infinite feature": (lambda e: e.replace(slots(0, 1, 2), with_value(FEATURES, math.inf), TARGETS), ValueError, "features must be finite, and so must their squares; row 1 holds inf"),
-    "NaN target": (lambda e: e.replace(slots(0, 1, 2), FEATURES, with_value(TARGETS, math.nan)), ValueError, "targets must be finite, and so must their squares; row 1"),
-    "feature width": (lambda e: e.replace(slots(0, 1, 2), FEATURES[:, :9], TARGETS), ValueError, r"features must have shape \(3, 16\); got \(3, 9\)"),
-    "too few features": (lambda e: e.replace(slots(0, 1, 2), FEATURES[:2], TARGETS), ValueError, r"features must have shape \(3, 16\); got \(2, 16\)"),
-    "labels for targets": (lambda e: e.replace(slots(0, 1, 2), FEATURES, torch.tensor([0, 1, 2])), ValueError, r"targets must have shape \(3, 4\); got \(3,\)\. One-hot"),
-    "integer features": (lambda e: e.replace(slots(0, 1, 2), FEATURES.long(), TARGETS), TypeError, r"features must be floating point; got torch\.int64"),
-    "integer targets": (lambda e: e.replace(slots(0, 1, 2), FEATURES, TARGETS.long()), TypeError, r"targets must be floating point.*\.float\(\)"),
-    "slot too large": (lambda e: e.replace(slots(0, 1, 40), FEATURES, TARGETS), IndexError, r"slots must lie in \[0, 40\); got 0\.\.40"),
-    "negative slot": (lambda e: e.replace(slots(0, 1, -1), FEATURES, TARGETS), IndexError, r"slots must lie in \[0, 40\); got -1\.\.1"),
-    "repeated slot": (lambda e: e.replace(slots(5, 1, 5), FEATURES, TARGETS), ValueError, "slot 5 is given twice"),
-    "float slots": (lambda e: e.replace(slots(0, 1, 2).float(), FEATURES, TARGETS), TypeError, "slots must be integers"),
-    "no rows": (lambda e: e.replace(slots(), FEATURES[:0], TARGETS[:0]), ValueError, "slots must be a vector of at least one slot"),
-    "slots of two dimensions": (lambda e: e.replace(torch.zeros(3, 1).long(), FEATURES, TARGETS), ValueError, r"at least one slot; got shape \(3, 1\)"),
-    "a list for slots": (lambda e: e.replace([0, 1, 2], FEATURES, TARGETS), TypeError, r"slots must be a torch\.Tensor; got list\. torch\.as_tensor"),  # type: ignore[arg-type]
-    "an array for features": (lambda e: e.replace(slots(0, 1, 2), FEATURES.numpy(), TARGETS), TypeError, "features must be a torch.Tensor; got ndarray"),  # type: ignore[arg-type]
-    "a list for targets": (lambda e: e.replace(slots(0, 1, 2), FEATURES, TARGETS.tolist()), TypeError, "targets must be a torch.Tensor; got list"),  # type: ignore[arg-type]
-    "targets whose squares overflow": (lambda e: e.replace(slots(0, 1, 2), FEATURES, with_value(TARGETS.double(), 1e200)), ValueError, "targets must be finite, and so must their squares; row 1"),
-    "features whose squares overflow": (lambda e: e.replace(slots(0, 1, 2), with_value(FEATURES.double(), 1e200), TARGETS), ValueError, r"row 1 holds 1e\+200 in torch\.float64"),
-    "queries whose squares overflow": (lambda e: e.mean(with_value(FEATURES.double(), 1e200)), ValueError, "queries must be finite, and so must their squares"),
-    "a NaN in the offset": (lambda e: e.mean(FEATURES, offset=torch.full((4,), math.nan)), ValueError, "offset must be finite"),
-    "a list for classes": (lambda e: e.explain(FEATURES, [0, 1, 2]), TypeError, "classes must be a torch.Tensor; got list"),  # type: ignore[arg-type]
-    "float classes": (lambda e: e.explain(FEATURES, torch.zeros(3)), TypeError, "classes must be int64 or int32"),
-    "removing a number": (lambda e: e.remove(0), TypeError, "slots must be a torch.Tensor; got int"),  # type: ignore[arg-type]
-    "a state without its parts": (lambda e: e.load_state_dict({}), RuntimeError, "Missing key"),
-    "removing an empty slot": (lambda e: e.remove(slots(0, 39)), IndexError, "slots must be occupied; slot 39 is empty"),
-    "leaving out an empty slot": (lambda e: e.leave_block_out(slots(39)), IndexError, "slot 39 is empty"),
-    "NaN query": (lambda e: e.mean(with_value(FEATURES, math.nan)), ValueError, "queries must be finite, and so must their squares"),
-    "query width": (lambda e: e.variance(FEATURES[:, :4]), ValueError, r"queries must have shape \(any, 16\); got \(3, 4\)"),
-    "offset shape": (lambda e: e.mean(FEATURES, offset=torch.zeros(3)), ValueError, r"offset must have shape \(4,\); got \(3,\)"),
-    "class out of range": (lambda e: e.explain(FEATURES, slots(0, 1, 4)), IndexError, r"classes must lie in \[0, 4\); got 0\.\.4"),
-    "classes for other queries": (lambda e: e.explain(FEATURES, slots(0, 1)), ValueError, r"classes must have shape \(3,\)"),
-    "another device": (lambda e: e.mean(FEATURES.to("meta")), ValueError, "queries must be on cpu, where the engine is; got meta"),
-    "a state of another size": (lambda e: e.load_state_dict(ExactGP(41, 16, 4).state_dict()), ValueError, r"have shape \(16, 41\)"),
-    "a damaged state": (lambda e: e.load_state_dict(e.state_dict() | {"targets": torch.full((40, 4), math.nan)}), ValueError, "damaged"),
-}  # fmt: skip
+SLOTS = slots(0, 1, 2)
+NAN, INF, HUGE = math.nan, math.inf, 1e200
+# slots, features, targets, the error and what it says
+REPLACED: dict[str, tuple[Any, Any, Any, type[Exception], str]] = {
+    "NaN": (SLOTS, with_value(FEATURES, NAN), TARGETS, ValueError, "features.*row 1 holds nan"),
+    "infinity": (SLOTS, with_value(FEATURES, INF), TARGETS, ValueError, "row 1 holds inf"),
+    "NaN target": (SLOTS, FEATURES, with_value(TARGETS, NAN), ValueError, "targets.*row 1"),
+    "width": (SLOTS, FEATURES[:, :9], TARGETS, ValueError, r"features.*\(3, 16\); got \(3, 9\)"),
+    "too few": (SLOTS, FEATURES[:2], TARGETS, ValueError, r"\(3, 16\); got \(2, 16\)"),
+    "labels": (SLOTS, FEATURES, SLOTS, ValueError, r"targets.*\(3, 4\); got \(3,\)\. One-hot"),
+    "integers": (SLOTS, FEATURES.long(), TARGETS, TypeError, "floating point; got torch.int64"),
+    "integer targets": (SLOTS, FEATURES, TARGETS.long(), TypeError, r"targets.*\.float\(\)"),
+    "large slot": (slots(0, 1, 40), FEATURES, TARGETS, IndexError, r"\[0, 40\); got 0\.\.40"),
+    "negative slot": (slots(0, 1, -1), FEATURES, TARGETS, IndexError, r"\[0, 40\); got -1\.\.1"),
+    "repeated slot": (slots(5, 1, 5), FEATURES, TARGETS, ValueError, "slot 5 is given twice"),
+    "float slots": (SLOTS.float(), FEATURES, TARGETS, TypeError, "slots must be integers"),
+    "no rows": (slots(), FEATURES[:0], TARGETS[:0], ValueError, "at least one slot"),
+    "slots (3, 1)": (
+        SLOTS[:, None],
+        FEATURES,
+        TARGETS,
+        ValueError,
+        r"one slot; got shape \(3, 1\)",
+    ),
+    "list of slots": ([0, 1, 2], FEATURES, TARGETS, TypeError, "slots.*got list.*as_tensor"),
+    "array": (SLOTS, FEATURES.numpy(), TARGETS, TypeError, "features.*Tensor; got ndarray"),
+    "list of targets": (SLOTS, FEATURES, TARGETS.tolist(), TypeError, "targets.*got list"),
+    "huge target": (SLOTS, FEATURES, with_value(TARGETS.double(), HUGE), ValueError, "row 1"),
+    "huge": (SLOTS, with_value(FEATURES.double(), HUGE), TARGETS, ValueError, r"holds 1e\+200"),
+}
+CALLS: dict[str, tuple[Callable[[Any], object], type[Exception], str]] = {
+    "huge query": (lambda e: e.mean(with_value(FEATURES.double(), HUGE)), ValueError, "queries"),
+    "NaN offset": (lambda e: e.mean(FEATURES, offset=torch.full((4,), NAN)), ValueError, "offset"),
+    "list of classes": (lambda e: e.explain(FEATURES, [0, 1, 2]), TypeError, "classes.*got list"),
+    "float classes": (lambda e: e.explain(FEATURES, torch.zeros(3)), TypeError, "int64 or int32"),
+    "removing a number": (lambda e: e.remove(0), TypeError, "slots.*Tensor; got int"),
+    "removing a matrix": (lambda e: e.remove(SLOTS[:, None]), ValueError, r"got shape \(3, 1\)"),
+    "removing nothing there": (lambda e: e.remove(slots(0, 39)), IndexError, "slot 39 is empty"),
+    "leaving out": (lambda e: e.leave_block_out(slots(39)), IndexError, "slot 39 is empty"),
+    "NaN query": (
+        lambda e: e.mean(with_value(FEATURES, NAN)),
+        ValueError,
+        "queries must be finite",
+    ),
+    "query width": (lambda e: e.variance(FEATURES[:, :4]), ValueError, r"any, 16\); got \(3, 4\)"),
+    "offset": (
+        lambda e: e.mean(FEATURES, offset=torch.zeros(3)),
+        ValueError,
+        r"\(4,\); got \(3,\)",
+    ),
+    "class": (lambda e: e.explain(FEATURES, slots(0, 1, 4)), IndexError, r"\[0, 4\); got 0\.\.4"),
+    "classes": (lambda e: e.explain(FEATURES, slots(0, 1)), ValueError, r"classes.*\(3,\)"),
+    "device": (lambda e: e.mean(FEATURES.to("meta")), ValueError, "on cpu.*got meta"),
+    "size": (
+        lambda e: e.load_state_dict(ExactGP(41, 16, 4).state_dict()),
+        ValueError,
+        r"\(16, 41\)",
+    ),
+    "damaged": (lambda e: e.load_state_dict(damaged(e)), ValueError, "damaged"),
+}
+
+
+def damaged(engine: ExactGP) -> dict[str, Any]:
+    return engine.state_dict() | {"targets": torch.full((40, 4), NAN)}
+
+
+def replacing(*rows: Any) -> Callable[[Any], object]:
+    return lambda engine: engine.replace(*rows)
+
+
+REFUSED = CALLS | {name: (replacing(*case[:3]), *case[3:]) for name, case in REPLACED.items()}
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -83,10 +119,7 @@ def test_a_refused_call_says_why_and_changes_nothing(case: str, generator: torch
 
 @pytest.mark.parametrize("noise_std", [0.0, -0.1, 1e-200, math.nan, math.inf])
 def test_noise_must_be_positive(noise_std: float) -> None:
-    with pytest.raises(
-        ValueError,
-        match=r"noise_std must be a positive finite number \(at least 1e-12\), or K cannot be inverted; got",
-    ):
+    with pytest.raises(ValueError, match=r"noise_std must be a positive.*1e-12.*; got"):
         ExactGP(10, 4, 2, noise_std=noise_std)
 
 

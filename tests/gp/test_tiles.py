@@ -64,18 +64,6 @@ def test_growing_keeps_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(square(matrix), expected)
 
 
-def test_a_wider_right_hand_side_is_multiplied_in_its_own_precision(
-    generator: torch.Generator,
-) -> None:
-    matrix = SymmetricTiles(40, dtype=torch.float32)
-    matrix.grow(40)
-    u = torch.randn(40, matrix.size, generator=generator)
-    matrix.add_outer(u, torch.ones(40))
-    P = matrix.rows(torch.arange(matrix.size)).double()
-    x = torch.randn(3, matrix.size, generator=generator, dtype=torch.float64)
-    torch.testing.assert_close(matrix.multiply(x), x @ P, rtol=0, atol=1e-10)
-
-
 def test_changes_kept_aside_count_before_and_after_folding(generator: torch.Generator) -> None:
     inverse = DelayedInverse(30, fold_rank=8, dtype=torch.float64)
     inverse.base.grow(30)

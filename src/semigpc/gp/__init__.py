@@ -1,4 +1,4 @@
-"""Gaussian processes over a changing buffer: kernels, engines, and kernels learned from the rows."""
+"""Gaussian processes over a changing buffer: kernels, engines, and the choice of their scales."""
 
 from semigpc.gp.conjugate_gradients import NotConvergedError
 from semigpc.gp.engine import Engine, Expansion, NoExpansionError, NotPositiveDefiniteError

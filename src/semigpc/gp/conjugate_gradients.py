@@ -1,10 +1,8 @@
-"""Preconditioned conjugate gradients for several right-hand sides at once, and products with a
-kernel matrix never stored.
+"""Preconditioned conjugate gradients, and products with a kernel matrix that is never stored.
 
 Our own rather than ``linear_operator.utils.linear_cg``, and each reason concerns the online rule.
-That one takes 12 products at
-least, however good the start is: 11 steps, and one for the residual of the initial guess, which we
-know already. It stops by the MEAN of the residuals over right-hand sides: on 3000 clustered rows
+That one takes 12 products at least, however good the start is: 11 steps, and one for the residual
+of the initial guess, which we know already. It stops by the MEAN of the residuals over right-hand sides: on 3000 clustered rows
 with a tolerance of 1e-3 the worst class was left at 1.6e-3. It returns neither residual nor number
 of steps. And where it fails it warns, and returns what it has.
 """
@@ -21,10 +19,10 @@ from semigpc.io.errors import SemiGPCError
 
 Linear = Callable[[Tensor], Tensor]
 
-# rows and columns of a tile: the largest piece of K that exists at any time, 4 MB in float32
-TILE = 1024
-ROWS = 4096  # of the buffer converted to float64 at a time
-STALE = 1.5  # times what the landmarks left unexplained of a row when they were chosen
+# Rows and columns of the largest piece of K that exists at any time: 4 MB in float32.
+PIECE = 1024
+CONVERTED_ROWS = 4096  # of the buffer, converted to float64 at a time
+STALE_FACTOR = 1.5  # by which landmarks may explain the rows worse than when they were chosen
 
 
 class NotConvergedError(SemiGPCError, ValueError):
@@ -32,9 +30,7 @@ class NotConvergedError(SemiGPCError, ValueError):
 
 
 class Solved(NamedTuple):
-    """x (n, R), its residual (n, R), the products that were needed, and whether the goals were
-    reached.
-    """
+    """A solution x (n, R), its residual (n, R), the products taken, and whether it converged."""
 
     x: Tensor
     residual: Tensor
@@ -52,15 +48,14 @@ def solve(
     *,
     max_iterations: int,
 ) -> Solved:
-    """Move x until each column of the residual b - K x has a norm of at most its goal. One product
-    per step.
+    """Change x until each column of the residual b - K x has a norm of at most its goal.
 
-        z = M^-1 r        p = z + p (r . z) / (r . z before)        a = (r . z) / (p . K p)        x += a p        r -= a K p
+        z = M^-1 r        p = z + p (r . z) / (r . z before)
+        a = (r . z) / (p . K p)        x += a p        r -= a K p
 
-    Columns are independent solves that share the products with K. A block method, which would let
-    them share search
-    directions too, breaks down here: one-hot targets sum to the column of ones, so right-hand sides
-    are dependent.
+    One product per step. Columns are independent solves that share the products with K. A block
+    method, which would let them share search directions too, breaks down here: one-hot targets sum
+    to the column of ones, so right-hand sides are dependent.
 
     Args:
         product: K, symmetric positive definite, on (n, R) float64.
@@ -69,9 +64,12 @@ def solve(
         goals: (R,) norms; columns without a residual stay as they are.
         max_iterations: products at most.
     """
-    x, residual = x.clone(), residual.clone()
+    x = x.clone()
+    residual = residual.clone()
     norms = torch.linalg.vector_norm(residual, dim=0)
-    iterations, direction, before = 0, torch.zeros_like(x), torch.ones_like(goals)
+    direction = torch.zeros_like(x)
+    before = torch.ones_like(goals)
+    iterations = 0
     while not bool((norms <= goals).all()):
         if iterations == max_iterations or not bool(norms.isfinite().all()):
             return Solved(x, residual, iterations, False)
@@ -83,7 +81,8 @@ def solve(
         step = torch.where(curvature > 0, now / curvature, 0)
         x += step * direction
         residual -= step * image
-        norms, before = torch.linalg.vector_norm(residual, dim=0), now
+        norms = torch.linalg.vector_norm(residual, dim=0)
+        before = now
         iterations += 1
     return Solved(x, residual, iterations, True)
 
@@ -91,7 +90,7 @@ def solve(
 class LandmarkPreconditioner:
     """M^-1 for M = Phi Phi^T + sigma^2 I, kept up to date as rows change.
 
-        M^-1 r = (r - Phi W^-1 Phi^T r) / sigma^2        W = Phi^T Phi + sigma^2 I    (m, m), by Cholesky
+        M^-1 r = (r - Phi W^-1 Phi^T r) / sigma^2        W = Phi^T Phi + sigma^2 I, (m, m)
 
     Phi (N, m) are the landmark features in the buffer's dtype, so M is K with the Nystrom kernel in
     place of k. A row replaced is a rank-2 change of W, O(B m^2); its factor is computed when it is
@@ -121,21 +120,20 @@ class LandmarkPreconditioner:
         rows = features[slots]
         generator = torch.Generator().manual_seed(seed)
         chosen = choose_landmarks(rows, kernel, min(rank, len(rows)), generator=generator)
-        self.anchors: list[int] = slots[
-            chosen
-        ].tolist()  # of landmarks still in the buffer, those that explain most first
+        # slots of the landmarks still in the buffer, those that explain most first
+        self.anchors: list[int] = slots[chosen].tolist()
         self.noise_variance = noise_variance
         self._landmarks = LandmarkFeatures(rows[chosen], kernel)
         self._phi = features.new_zeros(len(features), len(chosen))
         self._unexplained = features.new_zeros(len(features), dtype=torch.float64)
-        self._W = (
-            torch.eye(len(chosen), dtype=torch.float64, device=features.device) * noise_variance
-        )
+        eye = torch.eye(len(chosen), dtype=torch.float64, device=features.device)
+        self._W = eye * noise_variance
         self._factor: Tensor | None = None
         self._written = 0  # rows since the choice
-        for part in slots.split(ROWS):
+        for part in slots.split(CONVERTED_ROWS):
             self._enter(part, features[part])
-        self._chosen_at, self._written = len(slots), 0
+        self._chosen_at = len(slots)
+        self._written = 0
         self._unexplained_then = float(self._unexplained.sum()) / len(slots)
 
     def replace(self, slots: Tensor, features: Tensor | None) -> None:
@@ -145,43 +143,45 @@ class LandmarkPreconditioner:
         slots = slots.to(self._phi.device, non_blocking=True)
         wide = self._phi[slots].double()
         self._W.addmm_(wide.mT, wide, alpha=-1)
-        self._phi[slots], self._unexplained[slots], self._factor = 0, 0, None
+        self._phi[slots] = 0
+        self._unexplained[slots] = 0
+        self._factor = None
         if features is not None:
             self._enter(slots, features)
 
     def is_stale(self, count: int) -> bool:
-        """Return whether to choose landmarks anew for ``count`` rows: as many rows have come as
-        there were at the choice, or a
-        quarter of that and the landmarks explain the rows clearly worse. A full buffer: one to four
+        """Return whether to choose landmarks anew for ``count`` rows.
+
+        So it is when as many rows have been written as there were at the choice, or a quarter of
+        that and the landmarks explain the rows clearly worse. For a full buffer this is one to four
         times per turnover.
         """
         if not self._chosen_at <= 4 * self._written < 4 * self._chosen_at:
             return self._written >= self._chosen_at
-        return (
-            float(self._unexplained.sum()) / max(count, 1)
-            > STALE * self._unexplained_then + self.noise_variance
-        )
+        unexplained = float(self._unexplained.sum()) / max(count, 1)
+        return unexplained > STALE_FACTOR * self._unexplained_then + self.noise_variance
 
     def __call__(self, residual: Tensor) -> Tensor:
-        """Return M^-1 r, (n, R) float64, for the first n slots. O(n m R). LinAlgError where the
-        noise is lost in rounding.
+        """Return M^-1 r, (n, R) float64, for the first n slots. O(n m R).
+
+        Raises:
+            LinAlgError: the noise is lost in rounding.
         """
         if self._factor is None:
             self._factor = torch.linalg.cholesky(self._W)
-        inner = torch.zeros(
-            len(self._W), residual.shape[1], dtype=torch.float64, device=residual.device
-        )
+        inner = self._W.new_zeros(len(self._W), residual.shape[1])
         phi = self._phi[: len(residual)]
-        for rows, part in zip(phi.split(ROWS), residual.split(ROWS), strict=True):
+        for rows, part in zip(
+            phi.split(CONVERTED_ROWS), residual.split(CONVERTED_ROWS), strict=True
+        ):
             inner.addmm_(rows.double().mT, part)
         solved = torch.cholesky_solve(inner, self._factor)
-        explained = torch.cat([rows.double() @ solved for rows in phi.split(ROWS)])
+        explained = torch.cat([rows.double() @ solved for rows in phi.split(CONVERTED_ROWS)])
         return (residual - explained).div_(self.noise_variance)
 
     def _enter(self, slots: Tensor, features: Tensor) -> None:
-        phi = self._landmarks.phi(features).to(
-            self._phi.dtype
-        )  # rounded first: W is taken back from what is stored
+        # Rounded first: what leaves W later is computed from the stored values.
+        phi = self._landmarks.phi(features).to(self._phi.dtype)
         self._phi[slots] = phi
         self._unexplained[slots] = self._landmarks.residual(features, phi)
         wide = phi.double()
@@ -190,26 +190,26 @@ class LandmarkPreconditioner:
 
 
 def symmetric_product(features: Tensor, kernel: Kernel, x: Tensor) -> Tensor:
-    """Return k(h, h) @ x, (n, R) float64, for h (n, D) and x (n, R) float64. O(n^2 (D + R)) time,
-    O(n R) memory.
+    """Return k(h, h) @ x, (n, R) float64, for h (n, D) and x (n, R) float64.
 
-    A tile off the diagonal is used twice, as itself and transposed. Tiles have the dtype of the
+    O(n^2 (D + R)) time, O(n R) memory. A tile off the diagonal is used twice, as itself and transposed. Tiles have the dtype of the
     features. With float32 ones x is split into two float32 parts, high and low, so that nothing of
-    x is rounded, and sums over tiles are float64. What is
-    left is the rounding of kernel values and of sums within a tile: some 1e-6 of y in y - K alpha,
-    and 1e-5 without the split, for long length-scales. Both parts together take half the time of a
-    float64 product, whose tiles would be converted first.
+    x is rounded, and sums over tiles are float64. What is left is the rounding of kernel values and
+    of sums within a tile: some 1e-6 of y in y - K alpha, and 1e-5 without the split, for long
+    length-scales. Both parts together take half the time of a float64 product, whose tiles would be
+    converted first.
     """
-    parts, norms = _parts(x, features.dtype), square_norms(features)
+    parts = _parts(x, features.dtype)
+    norms = square_norms(features)
     result = torch.zeros_like(x)
-    starts = range(0, len(features), TILE)
+    starts = range(0, len(features), PIECE)
     for start in starts:
-        rows = slice(start, start + TILE)
+        rows = slice(start, start + PIECE)
         tile = kernel(features[rows], features[rows], norms[rows])
         tile.diagonal().copy_(kernel.diagonal(features[rows]))
         result[rows] += _joined(tile @ parts[rows], x.shape[1])
-        for other in starts[start // TILE + 1 :]:
-            columns = slice(other, other + TILE)
+        for other in starts[start // PIECE + 1 :]:
+            columns = slice(other, other + PIECE)
             tile = kernel(features[rows], features[columns], norms[columns])
             result[rows] += _joined(tile @ parts[columns], x.shape[1])
             result[columns] += _joined(tile.mT @ parts[rows], x.shape[1])
@@ -218,26 +218,23 @@ def symmetric_product(features: Tensor, kernel: Kernel, x: Tensor) -> Tensor:
 
 def cross_product(features: Tensor, points: Tensor, kernel: Kernel, x: Tensor) -> Tensor:
     """Return k(h, points) @ x, (n, R) float64, for h (n, D), points (B, D) and x (B, R) float64.
-    O(n B (D + R)).
 
-    As precise as ``symmetric_product``; TILE rows of k(h, points) exist at a time.
+    O(n B (D + R)). As precise as ``symmetric_product``; a few rows of k(h, points) exist at a time.
     """
-    parts, norms = _parts(x, features.dtype), square_norms(points)
-    return torch.cat(
-        [_joined(kernel(rows, points, norms) @ parts, x.shape[1]) for rows in features.split(TILE)]
-    )
+    parts = _parts(x, features.dtype)
+    norms = square_norms(points)
+    products = [kernel(rows, points, norms) @ parts for rows in features.split(PIECE)]
+    return torch.cat([_joined(product, x.shape[1]) for product in products])
 
 
 def kernel_columns(features: Tensor, points: Tensor, kernel: Kernel) -> Tensor:
-    """Return k(h, points), (n, B) float64 and evaluated in float64, for h (n, D) and points (B, D).
-    O(n B D).
-    """
+    """Return k(h, points), (n, B), evaluated in float64, for h (n, D), points (B, D). O(n B D)."""
     wide = points.double()
-    return torch.cat([kernel(rows.double(), wide) for rows in features.split(ROWS)])
+    return torch.cat([kernel(rows.double(), wide) for rows in features.split(CONVERTED_ROWS)])
 
 
 def _parts(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """x (n, R) in float64, or as (n, 2 R) in float32: x rounded to float32, then the rest."""
+    """Return x (n, R) in float64, or (n, 2 R) in float32: x rounded to float32, and the rest."""
     if dtype == torch.float64:
         return x
     high = x.float()
@@ -245,9 +242,7 @@ def _parts(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _joined(product: Tensor, width: int) -> Tensor:
-    """The product (n, R) in float64 from that with both parts."""
-    return (
-        product
-        if product.dtype == torch.float64
-        else product[:, :width].double() + product[:, width:].double()
-    )
+    """Return the product (n, R) in float64 from the product with both parts."""
+    if product.dtype == torch.float64:
+        return product
+    return product[:, :width].double() + product[:, width:].double()

@@ -1,5 +1,4 @@
-"""What all engines have in common: the public methods, which check their arguments here and nowhere
-else.
+"""What all engines have in common: the public methods, and the checks of their arguments.
 
 An engine implements the methods that begin with an underscore. They receive tensors of the right
 shape, on the right device, finite, and run without autocast or reduced precision.
@@ -19,7 +18,7 @@ from semigpc.gp.kernels import RBF, Kernel
 from semigpc.io.errors import SemiGPCError
 
 MIN_NOISE_STD = 1e-12
-INTEGERS = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)
+INTEGER_TYPES = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)
 MATMULS = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
 
 
@@ -28,14 +27,11 @@ class NotPositiveDefiniteError(SemiGPCError, ValueError):
 
 
 class NoExpansionError(SemiGPCError, TypeError):
-    """The engine's mean is not a fixed sum of kernels; the message says which of its options would
-    make it one.
-    """
+    """The engine's mean is not a fixed sum of kernels; the message names an option that helps."""
 
 
 class Expansion(NamedTuple):
-    """A mean as a sum of kernels, mu(h) = k(h, points) @ weights: all that is needed to compute it
-    elsewhere.
+    """A mean as a sum of kernels, mu(h) = k(h, points) @ weights, to compute it elsewhere.
 
     Shapes: ``points`` (P, D), ``weights`` (P, C) float64.
     """
@@ -46,9 +42,7 @@ class Expansion(NamedTuple):
 
 @contextmanager
 def full_precision() -> Iterator[None]:
-    """Switch off autocast, and TF32 or bfloat16 products, whatever the caller has switched on. Also
-    a decorator.
-    """
+    """Switch off autocast and TF32 or bfloat16 products. Also a decorator."""
     reduced = [
         (matmul, matmul.fp32_precision)
         for matmul in MATMULS
@@ -64,9 +58,7 @@ def full_precision() -> Iterator[None]:
         with ExitStack() as stack:
             stack.enter_context(torch.autocast("cpu", enabled=False))
             stack.enter_context(torch.autocast("cuda", enabled=False))
-            if (
-                torch.is_inference_mode_enabled()
-            ):  # what is stored must remain writable outside of it
+            if torch.is_inference_mode_enabled():  # stored tensors must stay writable outside of it
                 stack.enter_context(torch.inference_mode(False))
                 stack.enter_context(torch.no_grad())
             yield
@@ -98,9 +90,7 @@ class Engine(nn.Module):
     features: Tensor  # h_Q, (N, D); rows of empty slots are 0
     targets: Tensor  # y_Q, (N, C); rows of empty slots are 0
     occupied: Tensor  # (N,) bool
-    SAVED: ClassVar[
-        tuple[str, ...]
-    ] = ()  # buffers in the state, from which all else is rebuilt on load
+    SAVED: ClassVar[tuple[str, ...]] = ()  # buffers in the state; all else is rebuilt on load
 
     def __init__(
         self,
@@ -113,11 +103,8 @@ class Engine(nn.Module):
         dtype: torch.dtype = torch.float64,
     ) -> None:
         super().__init__()
-        for name, value in (
-            ("capacity", capacity),
-            ("n_features", n_features),
-            ("n_classes", n_classes),
-        ):
+        sizes = {"capacity": capacity, "n_features": n_features, "n_classes": n_classes}
+        for name, value in sizes.items():
             if not isinstance(value, int):
                 raise TypeError(f"{name} must be an integer; got {value!r}.")
             if value < 1:
@@ -126,13 +113,12 @@ class Engine(nn.Module):
             raise ValueError(f"dtype must be torch.float32 or torch.float64; got {dtype}.")
         kernel = RBF() if kernel is None else kernel
         self._check_kernel(kernel, noise_std)
-        self.capacity, self.n_features, self.n_classes, self.dtype = (
-            capacity,
-            n_features,
-            n_classes,
-            dtype,
-        )
-        self.kernel, self.noise_std = kernel, noise_std
+        self.capacity = capacity
+        self.n_features = n_features
+        self.n_classes = n_classes
+        self.dtype = dtype
+        self.kernel = kernel
+        self.noise_std = noise_std
         self._held: set[int] = set()  # occupied slots, on the host
         self._before_load: dict[str, Tensor] | None = None
         self.register_state_dict_pre_hook(_store_counts)  # type: ignore[no-untyped-call]
@@ -167,20 +153,17 @@ class Engine(nn.Module):
             trusted: do not check that the queries are finite, which makes the host wait for the
                 device; the mean of those that are not is NaN.
         """
-        return self._mean(self._checked_queries(queries, trusted), self._checked_offset(offset)).to(
-            queries.dtype
-        )
+        stored = self._checked_queries(queries, trusted)
+        return self._mean(stored, self._checked_offset(offset)).to(queries.dtype)
 
     @full_precision()
     @torch.no_grad()
     def predict(self, queries: Tensor, *, offset: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return :meth:`mean` (M, C) and :meth:`variance` (M,), with one check of the queries (M,
-        D).
-        """
-        stored, offset = self._checked_queries(queries), self._checked_offset(offset)
-        return self._mean(stored, offset).to(queries.dtype), self._variance(stored).clamp_min(0).to(
-            queries.dtype
-        )
+        """Return :meth:`mean` (M, C) and :meth:`variance` (M,) at queries (M, D)."""
+        stored = self._checked_queries(queries)
+        mean = self._mean(stored, self._checked_offset(offset))
+        variance = self._variance(stored).clamp_min(0)
+        return mean.to(queries.dtype), variance.to(queries.dtype)
 
     @full_precision()
     @torch.no_grad()
@@ -195,8 +178,7 @@ class Engine(nn.Module):
     @full_precision()
     @torch.no_grad()
     def explain(self, queries: Tensor, classes: Tensor) -> Tensor:
-        """Return what each slot adds to the mean of one class per query, (M, N); rows sum to that
-        mean.
+        """Return what each slot adds to the mean of one class per query, (M, N).
 
         Args:
             queries: (M, D). classes: (M,) the class to explain for each query, usually the
@@ -207,19 +189,22 @@ class Engine(nn.Module):
         if classes.dtype not in (torch.int64, torch.int32):
             raise TypeError(f"classes must be int64 or int32; got {classes.dtype}.")
         if classes.shape != queries.shape[:1]:
+            shape = tuple(classes.shape)
             raise ValueError(
-                f"classes must have shape ({len(queries)},), one per query; got {tuple(classes.shape)}."
+                f"classes must have shape ({len(queries)},), one per query; got {shape}."
             )
-        if len(classes) and not 0 <= int(classes.min()) <= int(classes.max()) < self.n_classes:
-            raise IndexError(
-                f"classes must lie in [0, {self.n_classes}); got {int(classes.min())}..{int(classes.max())}."
-            )
+        if len(classes):
+            smallest, largest = (int(bound) for bound in classes.aminmax())
+            if smallest < 0 or largest >= self.n_classes:
+                raise IndexError(
+                    f"classes must lie in [0, {self.n_classes}); got {smallest}..{largest}."
+                )
         return self._explain(stored, classes).to(queries.dtype)
 
     @full_precision()
     @torch.no_grad()
     def expansion(self, *, offset: Tensor | None = None) -> Expansion:
-        """Return the mean as a sum of kernels; NoExpansionError if it is none."""
+        """Return the mean as a sum of kernels; NoExpansionError if it is not one."""
         return self._expansion(self._checked_offset(offset))
 
     # Changes --------------------------------------------------------------------------------------
@@ -238,8 +223,9 @@ class Engine(nn.Module):
     @full_precision()
     @torch.no_grad()
     def put(self, slots: Tensor, features: Tensor, targets: Tensor) -> None:
-        """Replace rows that :meth:`checked_rows` has returned, in distinct slots (B,) on the CPU:
-        nothing is checked here.
+        """Replace rows that :meth:`checked_rows` has returned, without another check.
+
+        Slots (B,) must be distinct and on the CPU.
         """
         self._change(slots, features, targets)
         self._held.update(slots.tolist())
@@ -247,10 +233,10 @@ class Engine(nn.Module):
     @full_precision()
     @torch.no_grad()
     def remove(self, slots: Tensor) -> None:
-        """Empty some occupied slots; no slots, no change.
+        """Empty some occupied slots.
 
         Args:
-            slots: (B,) distinct, occupied.
+            slots: (B,) distinct, occupied; may be empty.
         """
         check_tensor("slots", slots)
         if slots.shape != (0,):
@@ -261,7 +247,8 @@ class Engine(nn.Module):
     @full_precision()
     @torch.no_grad()
     def rebuild(self) -> None:
-        """Compute everything anew from the stored rows, which removes all rounding error.
+        """Compute everything anew from the stored rows, which removes rounding errors.
+
         Deterministic.
         """
         self._rebuild()
@@ -269,16 +256,17 @@ class Engine(nn.Module):
     @full_precision()
     @torch.no_grad()
     def reanchor(self, kernel: Kernel, noise_std: float) -> None:
-        """Continue with another kernel and noise over the same rows, as if it had always been
-        these.
-        """
+        """Continue over the same rows as if kernel and noise had always been these."""
         self._check_kernel(kernel, noise_std)
-        before = self.kernel, self.noise_std
-        self.kernel, self.noise_std = kernel, noise_std
+        old_kernel = self.kernel
+        old_noise_std = self.noise_std
+        self.kernel = kernel
+        self.noise_std = noise_std
         try:
             self._reanchor()
-        except BaseException:  # an interrupt, too: this can take minutes
-            self.kernel, self.noise_std = before
+        except BaseException:  # also an interrupt: this can take minutes
+            self.kernel = old_kernel
+            self.noise_std = old_noise_std
             self._go_back(self._reanchor)
             raise
 
@@ -298,38 +286,39 @@ class Engine(nn.Module):
 
     @abstractmethod
     def _change(self, slots: Tensor, features: Tensor | None, targets: Tensor | None) -> None:
-        """Write rows (B, D), (B, C) to slots (B,), which are on the CPU, or empty them; undo it
-        before raising an error.
+        """Write rows (B, D), (B, C) to slots (B,) on the CPU, or empty these.
+
+        An implementation undoes the change before it raises an error.
         """
 
     @abstractmethod
     def _rebuild(self) -> None: ...
 
     def _reanchor(self) -> None:
-        """Follow ``kernel`` and ``noise_std``, which have just changed."""
+        """Recompute after a change of ``kernel`` and ``noise_std``."""
         self._rebuild()
 
     def _go_back(self, follow: Callable[[], None]) -> None:
-        """Return to a kernel or to rows that are there again after a call that failed, unless the
-        engine has done so itself.
+        """Recompute by ``follow`` after a failed call, whose kernel or rows have been restored.
+
+        An engine that has restored its results itself does nothing here.
         """
         follow()
 
     # Checks ---------------------------------------------------------------------------------------
 
     def checked_rows(self, count: int, features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return features (count, D) and targets (count, C) in the engine's dtype; raise an error
-        if they cannot be stored.
+        """Return features (count, D) and targets (count, C) in the engine's dtype, checked.
 
-        One synchronisation with the device, for both.
+        One synchronisation with the device for both.
         """
         self._check_matrix("features", features, (count, self.n_features))
         hint = " One-hot them first." if isinstance(targets, Tensor) and targets.ndim == 1 else ""
         self._check_matrix("targets", targets, (count, self.n_classes), hint)
-        features, targets = features.detach().to(self.dtype), targets.detach().to(self.dtype)
-        if not math.isfinite(
-            float(torch.linalg.vector_norm(features) + torch.linalg.vector_norm(targets))
-        ):
+        features = features.detach().to(self.dtype)
+        targets = targets.detach().to(self.dtype)
+        norms = torch.linalg.vector_norm(features) + torch.linalg.vector_norm(targets)
+        if not math.isfinite(float(norms)):
             self._raise_not_finite("features", features)
             self._raise_not_finite("targets", targets)
         return features, targets
@@ -355,13 +344,13 @@ class Engine(nn.Module):
         return offset.to(self.device, torch.float64, non_blocking=True)
 
     def _checked_slots(self, slots: Tensor, *, occupied: bool = False) -> Tensor:
-        """Return distinct slots in range, and occupied if so wanted, as int64 on the CPU."""
+        """Return distinct slots in range (and ``occupied``) as int64 on the CPU."""
         check_tensor("slots", slots)
         if slots.ndim != 1 or not len(slots):
             raise ValueError(
                 f"slots must be a vector of at least one slot; got shape {tuple(slots.shape)}."
             )
-        if slots.dtype not in INTEGERS:
+        if slots.dtype not in INTEGER_TYPES:
             raise TypeError(f"slots must be integers; got {slots.dtype}.")
         listed = slots.tolist()
         if min(listed) < 0 or max(listed) >= self.capacity:
@@ -374,17 +363,16 @@ class Engine(nn.Module):
                 f"slots must be distinct; slot {repeated} is given twice. Keep only its newest row."
             )
         if occupied and not self._held.issuperset(listed):
-            raise IndexError(
-                f"slots must be occupied; slot {next(slot for slot in listed if slot not in self._held)} is empty."
-            )
+            empty = next(slot for slot in listed if slot not in self._held)
+            raise IndexError(f"slots must be occupied; slot {empty} is empty.")
         return slots.detach().to("cpu", torch.int64)
 
     def _check_kernel(self, kernel: Kernel, noise_std: float) -> None:
         """Raise an error for a kernel or noise that this engine cannot work with."""
         if not MIN_NOISE_STD <= noise_std < math.inf:
             raise ValueError(
-                f"noise_std must be a positive finite number (at least {MIN_NOISE_STD:g}), or K cannot be inverted; "
-                f"got {noise_std}."
+                f"noise_std must be a positive finite number (at least {MIN_NOISE_STD:g}), or K "
+                f"cannot be inverted; got {noise_std}."
             )
         if isinstance(kernel, type) or not callable(kernel):
             raise TypeError(
@@ -409,29 +397,23 @@ class Engine(nn.Module):
             )
 
     def _raise_not_finite(self, name: str, stored: Tensor) -> None:
-        """Raise an error that names the first row whose squares, which distances are made of, are
-        not finite, if any.
-        """
+        """Raise an error that names the first row whose squares are not finite, if any."""
         sound = stored.square().sum(dim=1).isfinite()
         if not bool(sound.all()):
             first = int((~sound).nonzero()[0, 0])
             worst = float(stored[first, stored[first].abs().nan_to_num(nan=torch.inf).argmax()])
             raise ValueError(
-                f"{name} must be finite, and so must their squares; row {first} holds {worst:g} in {self.dtype}. "
-                "One such row would spoil every later result: find where the network produced it."
+                f"{name} must be finite, and so must their squares; row {first} holds {worst:g} "
+                f"in {self.dtype}. One such row would spoil every later result: find where the "
+                "network produced it."
             )
 
     def _make_rows(self, device: torch.device | str | None) -> None:
         """Register features, targets and occupied, for an engine that stores its rows plainly."""
-        self.register_buffer(
-            "features", torch.zeros(self.capacity, self.n_features, dtype=self.dtype, device=device)
-        )
-        self.register_buffer(
-            "targets", torch.zeros(self.capacity, self.n_classes, dtype=self.dtype, device=device)
-        )
-        self.register_buffer(
-            "occupied", torch.zeros(self.capacity, dtype=torch.bool, device=device)
-        )
+        zeros = torch.zeros(self.capacity, self.n_features, dtype=self.dtype, device=device)
+        self.register_buffer("features", zeros)
+        self.register_buffer("targets", zeros.new_zeros(self.capacity, self.n_classes))
+        self.register_buffer("occupied", zeros.new_zeros(self.capacity, dtype=torch.bool))
 
     def _write_rows(self, slots: Tensor, features: Tensor | None, targets: Tensor | None) -> None:
         """Store rows (B, D), (B, C) in slots (B,) on the device, or empty these."""
@@ -440,15 +422,15 @@ class Engine(nn.Module):
         self.occupied[slots] = features is not None
 
     def _store_counts(self) -> None:
-        """Write to buffers what is kept in Python numbers, before they are saved."""
+        """Copy counters that are Python numbers to buffers, before these are saved."""
 
     def _adopt_state(self) -> None:
-        """Follow the buffers of ``SAVED``, which have just been loaded."""
+        """Recompute from the buffers of ``SAVED``, which have just been loaded."""
         self._recount()
         self.rebuild()
 
     def _recount(self) -> None:
-        """Learn from the device which slots are occupied."""
+        """Read from the device which slots are occupied."""
         self._held = set(self.occupied.nonzero().squeeze(1).tolist())
 
     def _check_saved(self, state: dict[str, Any], prefix: str) -> None:
@@ -458,18 +440,20 @@ class Engine(nn.Module):
             return
         hint = "the file is damaged or not for this engine."
         if missing:
-            raise ValueError(
-                f"saved {' and '.join(prefix + name for name in missing)} are missing: {hint}"
-            )
+            names = " and ".join(prefix + name for name in missing)
+            raise ValueError(f"saved {names} are missing: {hint}")
         for name in self.SAVED:
-            saved, ours = state[prefix + name], getattr(self, name)
+            saved = state[prefix + name]
+            ours = getattr(self, name)
+            key = prefix + name
             if saved.shape != ours.shape:
                 raise ValueError(
-                    f"saved {prefix}{name} have shape {tuple(saved.shape)}; this engine holds {tuple(ours.shape)}."
+                    f"saved {key} have shape {tuple(saved.shape)}; "
+                    f"this engine holds {tuple(ours.shape)}."
                 )
             if not bool(saved.to(ours.dtype).square().isfinite().all()):
                 raise ValueError(
-                    f"saved {prefix}{name} are not all finite, or too large for {ours.dtype}: {hint}"
+                    f"saved {key} are not all finite, or too large for {ours.dtype}: {hint}"
                 )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
@@ -480,7 +464,8 @@ class Engine(nn.Module):
 
     def extra_repr(self) -> str:
         return (
-            f"capacity={self.capacity}, n_features={self.n_features}, n_classes={self.n_classes}, kernel={self.kernel}, "
+            f"capacity={self.capacity}, n_features={self.n_features}, "
+            f"n_classes={self.n_classes}, kernel={self.kernel}, "
             f"noise_std={self.noise_std:g}, dtype={self.dtype}"
         )
 
@@ -490,9 +475,7 @@ def _store_counts(engine: Engine, *_: object) -> None:
 
 
 def _check_state(engine: Engine, state: dict[str, Any], prefix: str, *_: object) -> None:
-    """Look at all of a state before any of it is copied, and remember ours in case it cannot be
-    used.
-    """
+    """Check all of a state before any of it is copied, and keep ours in case it is unusable."""
     engine._check_saved(state, prefix)
     if any(key.startswith(prefix) for key in state):
         engine._store_counts()
@@ -500,10 +483,9 @@ def _check_state(engine: Engine, state: dict[str, Any], prefix: str, *_: object)
 
 
 def _restore(engine: Engine, _incompatible_keys: object) -> None:
-    """Rebuild from what was loaded, if anything of ours was; go back to what there was if that is
-    not possible.
-    """
-    before, engine._before_load = engine._before_load, None
+    """Rebuild from a loaded state; restore the previous one if that is not possible."""
+    before = engine._before_load
+    engine._before_load = None
     if before is None:
         return
     try:
@@ -516,8 +498,8 @@ def _restore(engine: Engine, _incompatible_keys: object) -> None:
 
 
 def check_tensor(name: str, value: object) -> None:
-    """Raise an error, by name, for what is not a tensor."""
+    """Raise an error that names an argument which is not a tensor."""
     if not isinstance(value, Tensor):
         raise TypeError(
-            f"{name} must be a torch.Tensor; got {type(value).__name__}. torch.as_tensor makes one."
+            f"{name} must be a torch.Tensor; got {type(value).__name__}. Use torch.as_tensor."
         )

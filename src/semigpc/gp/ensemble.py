@@ -1,6 +1,4 @@
-"""Several engines with a part of the buffer each: the paper's way past one inverse (section 5,
-"~80K entries").
-"""
+"""Several engines that share the buffer: the paper's way past one inverse (section 5)."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, cast
@@ -22,19 +20,18 @@ OWN_SHARE = 5 / 6
 class EnsembleGP(Engine):
     """M engines that share the slots among them, combined into one mean and variance.
 
-        mu(h)  = sum_m w_m mu_m(h) / sum_m w_m        w_m = 1 / (v_m(h) + sigma^2)         combine="precision"
+        mu(h)  = sum_m w_m mu_m(h) / sum_m w_m        w_m = 1 / (v_m(h) + sigma^2)
         var(h) = sum_m w_m v_m(h) / sum_m w_m = M / sum_m w_m - sigma^2
 
-    A generalised product of experts with exponents 1/M: where members agree, the result is that of
-    each, and far from all data it is the prior. The weights depend on the features alone, so by
+    with combine="precision": a generalised product of experts with exponents 1/M. Where members
+    agree, the result is that of each, and far from all data it is the prior. The weights depend on the features alone, so by
     convexity of the square ``variance`` is an upper bound of the squared error to expect of this
     mean, if the prior is right. ``combine="mean"`` has w_m = 1 instead, with the same
     bound: members without data near a query then dilute it, but ``mean`` needs no variance. Members
     without rows take no part. Gradients of the mean take the weights as constants.
 
     Slots lie in stripes, dealt out in turn: batches of a FIFO buffer go to one member at a time,
-    and each sees all times and
-    classes alike. A change costs what it costs the members it touches: with exact ones of N / M
+    and each sees all times and classes alike. A change costs what it costs the members it touches: with exact ones of N / M
     slots each, M times fewer operations and M times less memory than one engine of N. With
     "precision", ``mean`` costs M variances, O(Q N^2 / M) there.
 
@@ -76,9 +73,9 @@ class EnsembleGP(Engine):
         stripe = fitting_stripe(capacity, members, stripe)
         sizes = member_capacities(capacity, members, stripe)
         spread = spread and spread_out()
-        numbers = (
-            range(dist.get_rank(), members, dist.get_world_size()) if spread else range(members)
-        )
+        numbers = range(members)
+        if spread:
+            numbers = range(dist.get_rank(), members, dist.get_world_size())
         own = {str(number): make(sizes[number]) for number in numbers}
         first = next(iter(own.values())) if own else make(1)
         _check_members([first, *own.values()], n_features, n_classes)
@@ -90,14 +87,14 @@ class EnsembleGP(Engine):
             noise_std=first.noise_std,
             dtype=first.dtype,
         )
-        self.n_members, self.combine, self.stripe, self._spread = members, combine, stripe, spread
+        self.n_members = members
+        self.combine = combine
+        self.stripe = stripe
+        self._spread = spread
         self.members = nn.ModuleDict(own)
         self.register_buffer("layout", torch.tensor([capacity, members, stripe]))
-        self.register_buffer(
-            "occupied",
-            torch.zeros(capacity, dtype=torch.bool, device=first.device),
-            persistent=False,
-        )
+        occupied = torch.zeros(capacity, dtype=torch.bool, device=first.device)
+        self.register_buffer("occupied", occupied, persistent=False)
         self.register_state_dict_post_hook(_add_other_members)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_pre_hook(_drop_other_members)  # type: ignore[no-untyped-call]
 
@@ -121,14 +118,12 @@ class EnsembleGP(Engine):
     def _mean(self, queries: Tensor, offset: Tensor | None) -> Tensor:
         if self._spread and queries.requires_grad:
             queries = SumGradients.apply(queries)
-        sums = 0 * queries[:, :1].double().repeat(
-            1, self.n_classes + 1
-        )  # without own members, backward must run all the same
+        # Made from the queries, so that backward runs also in a process without members.
+        sums = 0 * queries[:, :1].double().repeat(1, self.n_classes + 1)
         for _, engine in self._active():
             weights = self._weights(engine, queries.detach())
-            sums = sums + torch.cat(
-                [weights * engine._mean(queries, offset).double(), weights], dim=1
-            )
+            mean = engine._mean(queries, offset).double()
+            sums = sums + torch.cat([weights * mean, weights], dim=1)
         sums = self._total(sums)
         return sums[:, :-1] / sums[:, -1:]
 
@@ -153,18 +148,17 @@ class EnsembleGP(Engine):
     def _expansion(self, offset: Tensor | None) -> Expansion:
         if self.combine == "precision":
             raise NoExpansionError(
-                "an ensemble with combine='precision' is no fixed sum of kernels: its weights need every member's variance at "
-                "the query. One with combine='mean' can be exported."
+                "an ensemble with combine='precision' is no fixed sum of kernels: its weights "
+                "need every member's variance at the query. One with combine='mean' can be "
+                "exported."
             )
         parts = {number: engine._expansion(offset) for number, engine in self._active()}
         if self._spread:
-            parts = _gathered(
-                {number: Expansion(*(x.cpu() for x in part)) for number, part in parts.items()}
-            )
-        points, weights = (
-            torch.cat([parts[number][i] for number in sorted(parts)]).to(self.device)
-            for i in range(2)
-        )
+            on_host = {n: Expansion(*(x.cpu() for x in part)) for n, part in parts.items()}
+            parts = _gathered(on_host)
+        ordered = [parts[number] for number in sorted(parts)]
+        points = torch.cat([part.points for part in ordered]).to(self.device)
+        weights = torch.cat([part.weights for part in ordered]).to(self.device)
         return Expansion(points, weights / len(parts))
 
     @torch.no_grad()
@@ -175,28 +169,25 @@ class EnsembleGP(Engine):
         return self._precision(engine._variance(queries).clamp_min(0).double()).unsqueeze(1)
 
     def _precision(self, variance: Tensor) -> Tensor:
-        return (
-            torch.ones_like(variance)
-            if self.combine == "mean"
-            else (variance + self.noise_std**2).reciprocal()
-        )
+        if self.combine == "mean":
+            return torch.ones_like(variance)
+        return (variance + self.noise_std**2).reciprocal()
 
     def _own(self) -> Iterator[tuple[int, Engine]]:
-        """The members of this process with their numbers."""
+        """Return the members of this process with their numbers."""
         return zip(map(int, self.members), self.engines, strict=True)
 
     def _active(self) -> list[tuple[int, Engine]]:
-        """Members of this process that hold rows; the first of all, whose mean and variance are the
-        prior's, if none does.
+        """Return members of this process that hold rows; if none does, the first of all.
+
+        The mean and variance of an empty member are those of the prior.
         """
-        return [
-            (number, engine)
-            for number, engine in self._own()
-            if (len(engine) if len(self) else number == 0)
-        ]
+        if not len(self):
+            return [(number, engine) for number, engine in self._own() if number == 0]
+        return [(number, engine) for number, engine in self._own() if len(engine)]
 
     def _slots_of(self, number: int) -> Tensor:
-        """The ensemble's slots (n,) of a member of this process, in its own order."""
+        """Return the ensemble's slots (n,) of a member of this process, in its own order."""
         local = torch.arange(cast("Engine", self.members[str(number)]).capacity, device=self.device)
         return (local // self.stripe * self.n_members + number) * self.stripe + local % self.stripe
 
@@ -205,7 +196,7 @@ class EnsembleGP(Engine):
 
     @torch.no_grad()
     def _gather(self, name: str, width: int) -> Tensor:
-        """Rows of all members in the ensemble's order, (N, width)."""
+        """Return rows of all members in the ensemble's order, (N, width)."""
         rows = torch.zeros(self.capacity, width, dtype=self.dtype, device=self.device)
         for number, engine in self._own():
             rows[self._slots_of(number)] = getattr(engine, name).view(-1, width).to(rows)
@@ -228,12 +219,9 @@ class EnsembleGP(Engine):
             if number in positions:
                 part = torch.tensor(positions[number])
                 there = part.to(self.device, non_blocking=True)
-                rows = (
-                    (None, None)
-                    if features is None or targets is None
-                    else (features[there], targets[there])
-                )
-                changes.append((engine, local[part], *rows))
+                new_features = None if features is None else features[there]
+                new_targets = None if targets is None else targets[there]
+                changes.append((engine, local[part], new_features, new_targets))
         change_together(changes)
         self.occupied[slots.to(self.device, non_blocking=True)] = features is not None
 
@@ -251,9 +239,9 @@ class EnsembleGP(Engine):
     def _check_saved(self, state: dict[str, Any], prefix: str) -> None:
         layout = state.get(prefix + "layout")
         if layout is not None and layout.tolist() != self.layout.tolist():
-            saved, ours = layout.tolist(), self.layout.tolist()
             raise ValueError(
-                f"saved is an ensemble of (capacity, members, stripe) {tuple(saved)}; this one has {tuple(ours)}."
+                f"saved is an ensemble of (capacity, members, stripe) {tuple(layout.tolist())}; "
+                f"this one has {tuple(self.layout.tolist())}."
             )
         for number, engine in self._own():  # of all, before the first is loaded
             engine._check_saved(state, f"{prefix}members.{number}.")
@@ -263,7 +251,8 @@ class EnsembleGP(Engine):
         self._recount()
 
     def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, members={self.n_members}, combine={self.combine!r}, stripe={self.stripe}"
+        own = f"members={self.n_members}, combine={self.combine!r}, stripe={self.stripe}"
+        return f"{super().extra_repr()}, {own}"
 
 
 def _add_other_members(
@@ -333,17 +322,16 @@ def deal_rows(codes: Integers, size: int, rng: np.random.Generator) -> list[Inte
 
 
 def member_slots(slots: Tensor, members: int, stripe: int) -> tuple[Tensor, Tensor]:
-    """Return which member holds each slot (B,), and which slot there: stripe q = s // stripe
-    belongs to member q % members.
+    """Return which member holds each slot (B,), and which slot there.
+
+    Stripe q = s // stripe belongs to member q % members.
     """
     stripes = slots // stripe
     return stripes % members, stripes // members * stripe + slots % stripe
 
 
 def member_capacities(capacity: int, members: int, stripe: int) -> list[int]:
-    """Return the number of slots of each member; they sum to ``capacity`` and differ by at most one
-    stripe.
-    """
+    """Return the slots of each member; they sum to ``capacity`` and differ by at most a stripe."""
     rounds, rest = divmod(capacity, members * stripe)
     return [
         rounds * stripe + min(max(rest - member * stripe, 0), stripe) for member in range(members)
@@ -351,15 +339,14 @@ def member_capacities(capacity: int, members: int, stripe: int) -> list[int]:
 
 
 def fitting_stripe(capacity: int, members: int, stripe: int) -> int:
-    """Return the stripe, or an equal share of the slots where that is narrower, so that every
-    member has slots.
-    """
+    """Return the stripe, narrowed to an equal share of the slots if a member would have none."""
     for name, value in (("capacity", capacity), ("members", members), ("stripe", stripe)):
         if not isinstance(value, int) or value < 1:
             raise ValueError(f"{name} must be an integer of at least 1; got {value!r}.")
     if capacity < members:
         raise ValueError(
-            f"members must be at most capacity, a slot each; got {members} members for {capacity} slots."
+            "members must be at most capacity, one slot each; "
+            f"got {members} members for {capacity} slots."
         )
     return min(stripe, capacity // members)
 
@@ -374,67 +361,49 @@ def _check_members(made: list[Engine], n_features: int, n_classes: int) -> None:
             )
         if (engine.n_features, engine.n_classes) != (n_features, n_classes):
             raise ValueError(
-                f"make must return engines of {n_features} features and {n_classes} classes; got {engine.n_features} and "
-                f"{engine.n_classes}."
+                f"make must return engines of {n_features} features and {n_classes} classes; "
+                f"got {engine.n_features} and {engine.n_classes}."
             )
-        if (engine.kernel, engine.noise_std, engine.dtype) != (
-            first.kernel,
-            first.noise_std,
-            first.dtype,
-        ):
+        setting = (engine.kernel, engine.noise_std, engine.dtype)
+        if setting != (first.kernel, first.noise_std, first.dtype):
             raise ValueError(
-                "make must return engines of one kernel, noise_std and dtype; they differ from call to call."
+                "make must return engines of one kernel, noise_std and dtype; "
+                "they differ from call to call."
             )
 
 
 def change_together(changes: Iterable[tuple[Engine, Tensor, Tensor | None, Tensor | None]]) -> None:
-    """Give new features and targets, or none, to slots on the CPU of several engines; put back all
-    if one raises an error.
-    """
+    """Write or empty slots (on the CPU) of several engines; restore all if one raises an error."""
     before: list[tuple[Engine, Tensor, Tensor, Tensor, set[int]]] = []
     for engine, slots, features, targets in changes:
         there = slots.to(engine.device, non_blocking=True)
-        before.append(
-            (
-                engine,
-                slots,
-                engine.features[there],
-                engine.targets[there],
-                engine._held.intersection(slots.tolist()),
-            )
-        )
+        occupied = engine._held.intersection(slots.tolist())
+        old = (engine.features[there], engine.targets[there], occupied)
+        before.append((engine, slots, *old))
         try:
             if features is None or targets is None:
                 engine.remove(slots)
             else:
                 engine.put(slots, features, targets)
         except BaseException:
-            for old in before:
-                _put_back(*old)
+            for change in before:
+                _put_back(*change)
             raise
 
 
 def _put_back(
     engine: Engine, slots: Tensor, features: Tensor, targets: Tensor, occupied: set[int]
 ) -> None:
-    """Give an engine its old rows again, and empty those of the slots that were not occupied;
-    landmarks may be chosen anew.
-    """
+    """Write the old rows to the slots that were occupied, and empty the others."""
     engine._recount()  # the engine that raised the error may have written rows before that
     now = engine._held.intersection(slots.tolist())
-    if (
-        now == occupied
-        and torch.equal(engine.features[slots], features)
-        and torch.equal(engine.targets[slots], targets)
-    ):
+    same_features = torch.equal(engine.features[slots], features)
+    if now == occupied and same_features and torch.equal(engine.targets[slots], targets):
         return
-    engine.remove(
-        torch.tensor(sorted(now), dtype=torch.int64)
-    )  # all of them: with some new rows, K may be singular
-    at = torch.tensor(
-        [position for position, slot in enumerate(slots.tolist()) if slot in occupied],
-        dtype=torch.int64,
-    )
+    # All of them are removed first: with some of the new rows, K may be singular.
+    engine.remove(torch.tensor(sorted(now), dtype=torch.int64))
+    kept = [position for position, slot in enumerate(slots.tolist()) if slot in occupied]
+    at = torch.tensor(kept, dtype=torch.int64)
     if len(at):
         engine.put(slots[at], features[at], targets[at])
 
@@ -448,8 +417,9 @@ def spread_out() -> bool:
 
 
 class Sum(torch.autograd.Function):
-    """The sum over processes; the loss is the same on all, so the gradient of each term is that of
-    the sum.
+    """The sum over processes.
+
+    The loss is the same on all of them, so the gradient of each term is that of the sum.
     """
 
     @staticmethod
@@ -464,9 +434,7 @@ class Sum(torch.autograd.Function):
 
 
 class SumGradients(torch.autograd.Function):
-    """The identity, whose gradient is summed over processes, each of which computes the part of its
-    own members.
-    """
+    """The identity, whose gradient is summed over processes: each computes that of its members."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor) -> Tensor:  # noqa: ARG004
@@ -480,7 +448,7 @@ class SumGradients(torch.autograd.Function):
 
 
 def _gathered(part: dict[Any, Any]) -> dict[Any, Any]:
-    """The dictionaries of all processes as one."""
+    """Return the dictionaries of all processes as one."""
     parts: list[dict[Any, Any]] = [{} for _ in range(dist.get_world_size())]
     dist.all_gather_object(parts, part)
     return {key: value for part in parts for key, value in part.items()}

@@ -17,16 +17,16 @@ from semigpc.gp.tiles import DelayedInverse, rounding_floor
 
 logger = logging.getLogger(__name__)
 
-CHUNK = 256  # rows replaced, or queries answered, at a time: bounds the memory of one call
-# of the rows: where as many are replaced at once, a Cholesky inverse takes fewer operations than
-# updates
+ROWS_AT_ONCE = 256  # rows replaced, or queries computed, at a time: bounds the memory of one call
+# Share of the rows replaced at once from which a Cholesky inverse takes fewer operations than
+# updates.
 REBUILD_SHARE = 0.25
-PROBES = 4  # rows whose residual is computed ...
-PROBE_EVERY = 64  # ... every so many steps; that costs about a fifth of an update
+PROBED_ROWS = 4  # rows whose residual is computed ...
+PROBE_EVERY = 64  # steps; a probe costs about a fifth of an update
 REBUILD_ABOVE = 1e-4  # residual of the mean at which P is rebuilt; 1e-11 is usual
-FAILED = 1e300  # larger than any pivot
+FAILED_PIVOT = 1e300  # larger than any pivot
 EXACT_ROWS = 32_768  # beyond, a step takes a second on two cores
-EXACT_SHARE = 0.5  # of the memory that the inverse of K may take
+MEMORY_SHARE = 0.5  # of the device's memory that inverses of K may take
 
 
 class Fit(NamedTuple):
@@ -37,24 +37,20 @@ class Fit(NamedTuple):
 
 
 def exact_fits(rows: int, device: torch.device | str | None = None, *, matrices: int = 1) -> Fit:
-    """Return whether the exact engine suits so many rows, by memory and by the time of a step, and
-    why or why not.
+    """Return whether the exact engine suits so many rows, by memory and by the time of a step.
 
-    All of a device's memory counts, not what is free, so that a resumed run decides alike.
-    ``matrices`` is 2 where something as large as the inverse of K is stored beside it.
+    All of a device's memory counts, not what is free, so that a resumed run makes the same choice.
+
+    Args:
+        matrices: 2 where something as large as the inverse of K is stored beside it.
     """
     if rows > EXACT_ROWS:
         return Fit(False, f"{rows} rows are more than {EXACT_ROWS}")
-    needed, memory = (
-        4 * rows**2 * matrices,
-        _memory(device),
-    )  # half of a symmetric matrix in float64
-    what = (
-        f"the inverse of K for {rows} rows takes"
-        if matrices == 1
-        else f"{matrices} matrices for {rows} rows take"
-    )
-    reason = f"{what} {needed / 2**20:.0f} MiB of {memory / 2**20:.0f}"
+    needed = 4 * rows**2 * matrices  # bytes: half of a symmetric matrix in float64
+    what = f"{matrices} matrices for {rows} rows take"
+    if matrices == 1:
+        what = f"the inverse of K for {rows} rows takes"
+    reason = f"{what} {needed / 2**20:.0f} MiB of {_memory(device) / 2**20:.0f}"
     return Fit(needed <= memory_budget(device), reason)
 
 
@@ -69,23 +65,22 @@ def members_needed(rows: int, device: torch.device | str | None = None) -> int:
 
 def memory_budget(device: torch.device | str | None = None) -> float:
     """Return the bytes that the inverses of exact engines may take."""
-    return EXACT_SHARE * _memory(device)
+    return MEMORY_SHARE * _memory(device)
 
 
 def _memory(device: torch.device | str | None) -> int:
-    """Bytes of the machine's memory, or of the GPU's."""
+    """Return the bytes of the machine's memory, or of the GPU's."""
     if device is not None and torch.device(device).type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
-    return (
-        os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        if hasattr(os, "sysconf")
-        else 2**33
-    )
+    if hasattr(os, "sysconf"):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return 2**33
 
 
 class LeftOut(NamedTuple):
-    """Each of n slots predicted without itself: mean (n, C), mean (n,) of a target of ones, and
-    variance (n,).
+    """Each of n slots predicted without its own row.
+
+    Shapes: ``mean`` (n, C), ``ones`` (n,) the mean of a target of ones, ``variance`` (n,).
     """
 
     mean: Tensor
@@ -95,14 +90,14 @@ class LeftOut(NamedTuple):
 
 @dataclass(kw_only=True)
 class Health:
-    """What an engine knows of its own numerical error.
+    """Counters and the numerical error of an exact engine.
 
     Args:
         steps: calls that changed the buffer.
         rebuilds: times P was rebuilt because an update failed or the residual had grown. Should
             stay 0.
-        mean_residual: max |K[I] alpha - y[I]| over the rows I probed last: also the error of the
-            mean near the data.
+        mean_residual: max |K[I] alpha - y[I]| over the rows I probed last, which is also the error
+            of the mean near the data.
     """
 
     steps: int = 0
@@ -111,25 +106,23 @@ class Health:
 
 
 class ExactGP(Engine):
-    """Exact GP posterior over ``capacity`` slots, kept up to date as slots are overwritten (section
-    3 of the paper).
+    """Exact GP posterior, kept up to date as slots are overwritten (section 3 of the paper).
 
         mu(h)  = k(h, h_Q) alpha             alpha = K^-1 y_Q        K = k(h_Q, h_Q) + sigma^2 I
         var(h) = k(h, h) - k(h, h_Q) K^-1 k(h_Q, h)
 
-    ``replace`` moves P = K^-1 by a rank-2B change in one pass over P, O(B N^2 + B^2 N + B^3), and
-    updates alpha in O(N B C),
-    so that ``mean`` never touches P: O(M N (D + C)). ``variance`` costs O(M N (D + N)). An empty
-    slot is a point unrelated to every other (zero cross-kernel, unit diagonal), so growing,
-    replacing and removing are one formula, and an empty engine predicts 0. Where a quarter of the
-    rows or more is replaced at once, K is inverted by Cholesky instead, O(N^3), in the memory of P.
+    ``replace`` changes P = K^-1 by a rank-2B term in one pass over P, O(B N^2 + B^2 N + B^3), and
+    updates alpha in O(N B C), so that ``mean`` never touches P: O(M N (D + C)). ``variance`` costs
+    O(M N (D + N)). An empty slot is a point unrelated to every other (zero cross-kernel, unit
+    diagonal), so growing, replacing and removing are one formula, and an empty engine predicts 0.
+    Where a quarter of the rows or more is replaced at once, K is inverted by Cholesky instead,
+    O(N^3), in the memory of P.
 
     All of it is float64. That costs at most twice the time of float32 where float32 works, and
-    there is no condition number at
-    which it begins to fail or needs repair: updates leave residuals of 1e-11, also where classes
-    have collapsed onto a point. A few residuals are computed now and then all the same, and P is
-    rebuilt if they have grown (``health``). P is stored as the
-    tiles of its lower triangle: 4 N^2 bytes.
+    there is no condition number at which it begins to fail or needs repair: updates leave residuals
+    of 1e-11, also where classes have collapsed onto a point. A few residuals are computed now and
+    then all the same, and P is rebuilt if they have grown (``health``). P is stored as the tiles of
+    its lower triangle: 4 N^2 bytes.
 
     ``state_dict`` holds features, targets and the number of steps; P is rebuilt on load.
     ``rebuild`` is a deterministic function of that state, so a run that calls it as it saves
@@ -185,28 +178,23 @@ class ExactGP(Engine):
     def _mean(self, queries: Tensor, offset: Tensor | None) -> Tensor:
         weights = self._weights(offset)
         if queries.requires_grad and torch.is_grad_enabled():
-            weights = (
-                weights.clone()
-            )  # backward must find them as they are now, whatever is replaced meanwhile
-        return torch.cat([self._cross(chunk) @ weights.mT for chunk in queries.split(CHUNK)])
+            weights = weights.clone()  # backward must find them as they are now
+        return torch.cat([self._cross(chunk) @ weights.mT for chunk in queries.split(ROWS_AT_ONCE)])
 
     def _expansion(self, offset: Tensor | None) -> Expansion:
         slots = self.occupied.nonzero().squeeze(1)
-        return Expansion(
-            self.features[slots].contiguous(), self._weights(offset)[:, slots].mT.contiguous()
-        )
+        weights = self._weights(offset)[:, slots].mT
+        return Expansion(self.features[slots].contiguous(), weights.contiguous())
 
     def _weights(self, offset: Tensor | None) -> Tensor:
-        """K^-1 (y_Q - 1 offset^T), (C, width)."""
+        """Return K^-1 (y_Q - 1 offset^T), (C, width)."""
         alpha = self.solution[: self.n_classes, : self._width]
-        return (
-            alpha
-            if offset is None
-            else alpha - offset.unsqueeze(1) * self.solution[self.n_classes, : self._width]
-        )
+        if offset is None:
+            return alpha
+        return alpha - offset.unsqueeze(1) * self.solution[self.n_classes, : self._width]
 
     def _variance(self, queries: Tensor) -> Tensor:
-        rows = (self._padded(self._cross(chunk)) for chunk in queries.split(CHUNK))
+        rows = (self._padded(self._cross(chunk)) for chunk in queries.split(ROWS_AT_ONCE))
         explained = [(self.inverse.multiply(chunk) * chunk).sum(dim=1) for chunk in rows]
         return self.kernel.diagonal(queries) - torch.cat(explained)
 
@@ -217,19 +205,15 @@ class ExactGP(Engine):
 
     @torch.no_grad()
     def label_weights(self, queries: Tensor) -> Tensor:
-        """Return w = k(h, h_Q) K^-1, (M, N): the mean is w @ y_Q, so w is the weight of each stored
-        LABEL. O(M N (D + N)).
+        """Return w = k(h, h_Q) K^-1, (M, N), for queries (M, D). O(M N (D + N)).
 
-        Args:
-            queries: (M, D).
+        The mean is w @ y_Q, so w is the weight of each stored LABEL.
         """
         weights = queries.new_zeros(len(queries), self.capacity)
-        for rows, chunk in zip(
-            weights.split(CHUNK), self._checked_queries(queries).split(CHUNK), strict=True
-        ):
-            rows[:, : self._width] = self.inverse.multiply(self._padded(self._cross(chunk)))[
-                :, : self._width
-            ]
+        chunks = self._checked_queries(queries).split(ROWS_AT_ONCE)
+        for rows, chunk in zip(weights.split(ROWS_AT_ONCE), chunks, strict=True):
+            products = self.inverse.multiply(self._padded(self._cross(chunk)))
+            rows[:, : self._width] = products[:, : self._width]
         return weights
 
     @torch.no_grad()
@@ -241,7 +225,8 @@ class ExactGP(Engine):
         """
         slots = self.occupied.nonzero().squeeze(1)
         rows = [
-            self.inverse.rows(chunk).gather(1, chunk.unsqueeze(1)) for chunk in slots.split(CHUNK)
+            self.inverse.rows(chunk).gather(1, chunk.unsqueeze(1))
+            for chunk in slots.split(ROWS_AT_ONCE)
         ]
         diagonal = torch.cat(rows).squeeze(1) if rows else self.targets.new_zeros(0)
         residuals = left_out_residuals(self.solution[:, slots].mT, diagonal)
@@ -263,15 +248,19 @@ class ExactGP(Engine):
 
     @torch.no_grad()
     def covariance(self, queries: Tensor, others: Tensor) -> Tensor:
-        """Return k(h, h') - k(h, h_Q) K^-1 k(h_Q, h'), (M, M'), of the functions' values. O(M' N^2
-        + M N M').
+        """Return the posterior covariance k(h, h') - k(h, h_Q) K^-1 k(h_Q, h'), (M, M').
+
+        O(M' N^2 + M N M').
 
         Args:
             queries: (M, D). others: (M', D), the fewer of the two.
         """
-        first, second = self._checked_queries(queries), self._checked_queries(others)
+        first = self._checked_queries(queries)
+        second = self._checked_queries(others)
         weights = self.label_weights(second)[:, : self._width]  # (M', n)
-        explained = torch.cat([self._cross(chunk) @ weights.mT for chunk in first.split(CHUNK)])
+        explained = torch.cat(
+            [self._cross(chunk) @ weights.mT for chunk in first.split(ROWS_AT_ONCE)]
+        )
         return (self.kernel(first, second) - explained).to(queries.dtype)
 
     @property
@@ -280,36 +269,31 @@ class ExactGP(Engine):
         return min(self.inverse.size, self.capacity)
 
     def _cross(self, queries: Tensor) -> Tensor:
-        """k(h, h_Q), (M, width), 0 at empty slots."""
+        """Return k(h, h_Q), (M, width), 0 at empty slots."""
         stored = self.features[: self._width]
         if queries.requires_grad and torch.is_grad_enabled():
-            stored = (
-                stored.clone()
-            )  # backward must find it as it is now, whatever is replaced meanwhile
+            stored = stored.clone()  # backward must find them as they are now
         k = self.kernel(queries, stored, self.square_norms[: self._width])
         return k if len(self) == self._width else k * self.occupied[: self._width].to(k.dtype)
 
     def _padded(self, rows: Tensor) -> Tensor:
-        """Rows (M, width) filled with zeros to the (M, n) of P."""
+        """Return rows (M, width) padded with zeros to the (M, n) of P."""
         missing = self.inverse.size - rows.shape[1]
         return torch.nn.functional.pad(rows, (0, missing)) if missing else rows
 
     # Changes --------------------------------------------------------------------------------------
 
     def _change(self, slots: Tensor, features: Tensor | None, targets: Tensor | None) -> None:
-        """Update P, or invert K where that is cheaper; where K cannot be inverted, put the old rows
-        back and raise an error.
-        """
+        """Update P, or invert K where that is cheaper; restore the old rows if neither works."""
         if self.inverse.size < self.capacity:
             self.inverse.base.grow(int(slots.max()) + 1)
         slots = slots.to(self.device, non_blocking=True)
         before = self.features[slots], self.targets[slots]
         occupied = None if len(self) == self.capacity else self.occupied[slots]
         try:
+            # Updates of an indefinite K could pass through a singular one.
             if not self.kernel.positive_definite or len(slots) >= REBUILD_SHARE * self.inverse.size:
-                self._store(
-                    slots, features, targets
-                )  # updates of an indefinite K could pass through a singular one
+                self._store(slots, features, targets)
                 self._invert()
             else:
                 self._update_all(slots, features, targets)
@@ -325,14 +309,12 @@ class ExactGP(Engine):
     def _update_all(self, slots: Tensor, features: Tensor | None, targets: Tensor | None) -> None:
         """Update chunk by chunk; if rounding makes one fail, write all rows and invert."""
         try:
-            for start in range(0, len(slots), CHUNK):
-                part = slice(start, start + CHUNK)
-                rows = (
-                    (None, None)
-                    if features is None or targets is None
-                    else (features[part], targets[part])
-                )
-                self._update(slots[part], *rows)
+            for start in range(0, len(slots), ROWS_AT_ONCE):
+                part = slice(start, start + ROWS_AT_ONCE)
+                if features is None or targets is None:
+                    self._update(slots[part], None, None)
+                else:
+                    self._update(slots[part], features[part], targets[part])
         except NotPositiveDefiniteError:
             logger.info("step %d: an update fails its check, rebuilding P", self.health.steps)
             self._store(slots, features, targets)
@@ -340,10 +322,9 @@ class ExactGP(Engine):
             self.health.rebuilds += 1
 
     def _update(self, slots: Tensor, features: Tensor | None, targets: Tensor | None) -> None:
-        """Overwrite rows and columns ``slots`` of K, and update P and alpha. O(B n^2 + B^2 n +
-        B^3), one pass over P.
+        """Overwrite rows and columns ``slots`` of K, and update P and alpha.
 
-        First the slots are forgotten, then the new ones appended, which is the paper's block rule
+        O(B n^2 + B^2 n + B^3), one pass over P. First the slots are forgotten, then the new ones appended, which is the paper's block rule
         (section 3.3) without moving any row. In the textbook's column form, S the slots:
 
             G  = P[:, S]                          M  = G[S]
@@ -356,18 +337,22 @@ class ExactGP(Engine):
             alpha = a - Vh Sg^-1 (y - C^T a)
 
         Raises NotPositiveDefiniteError, with P and alpha as they were, when M or Sg has no Cholesky
-        factor, or Sg is lost in rounding. One synchronisation with the device, to learn this.
+        factor, or Sg is lost in rounding. Finding out takes one synchronisation with the device.
         """
-        B, n = len(slots), self.inverse.size
+        B = len(slots)
+        n = self.inverse.size
         self._store(slots, features, targets)
         G = self.inverse.rows(slots)  # (B, n)
         if features is None or targets is None:
             C = torch.zeros_like(G)
-            own, D, W = C.new_ones(B), torch.eye(B, dtype=C.dtype, device=C.device), C
+            D = torch.eye(B, dtype=C.dtype, device=C.device)
+            own = C.new_ones(B)
+            W = C
             y = C.new_zeros(self.n_classes + 1, B)
         else:
             C = self._padded(self._cross(features))
-            own, D = self.kernel.diagonal(features) + self.noise_std**2, C[:, slots]
+            D = C[:, slots]
+            own = self.kernel.diagonal(features) + self.noise_std**2
             D.diagonal().copy_(own)
             C.index_fill_(1, slots, 0)
             W = self.inverse.multiply(C)
@@ -376,17 +361,19 @@ class ExactGP(Engine):
         u_forget = solve_triangular(forget, G, upper=False)  # G M^-1 G^T = u^T u
         kept = torch.cat([W, self.solution[:, :n]])  # (B + C + 1, n)
         kept.addmm_(solve_triangular(forget, kept[:, slots].mT, upper=False).mT, u_forget, alpha=-1)
-        V, a = kept[:B], kept[B:]
+        V = kept[:B]
+        a = kept[B:]
         append, failed_too = cholesky_ex(torch.addmm(D, C, V.mT, alpha=-1))
-        least = (append.diagonal().square() / own).min().sub(failed + failed_too, alpha=FAILED)
+        least = (
+            (append.diagonal().square() / own).min().sub(failed + failed_too, alpha=FAILED_PIVOT)
+        )
         if not float(least) > rounding_floor(n, self.dtype):
             raise NotPositiveDefiniteError
         kept.index_fill_(1, slots, 0)
         V.scatter_(1, slots.unsqueeze(1), -1)  # V is Vh from here on
         u_append = solve_triangular(append, V, upper=False)
-        rest = solve_triangular(
-            append, torch.addmm(y, a, C.mT, alpha=-1).mT, upper=False
-        )  # (B, C + 1)
+        missing = torch.addmm(y, a, C.mT, alpha=-1)  # y - C^T a
+        rest = solve_triangular(append, missing.mT, upper=False)  # (B, C + 1)
         torch.addmm(a, rest.mT, u_append, alpha=-1, out=self.solution[:, :n])
         self.inverse.add(u_forget, u_append)
 
@@ -400,14 +387,12 @@ class ExactGP(Engine):
     def _probe(self) -> None:
         """Compute the residual of a few rows of K, others each time; rebuild P if it has grown."""
         step = self.health.steps // PROBE_EVERY
-        rows = (
-            torch.arange(PROBES, device=self.device) * (self._width // PROBES) + step
-        ) % self._width
+        rows = torch.arange(PROBED_ROWS, device=self.device) * (self._width // PROBED_ROWS)
+        rows = (rows + step) % self._width
         rows = rows[self.occupied[rows]]
         K = self._cross(self.features[rows])
-        K[torch.arange(len(rows), device=self.device), rows] = (
-            self.kernel.diagonal(self.features[rows]) + self.noise_std**2
-        )
+        own = self.kernel.diagonal(self.features[rows]) + self.noise_std**2
+        K[torch.arange(len(rows), device=self.device), rows] = own
         residual = K @ self._weights(None).mT - self.targets[rows]
         self.health.mean_residual = float(residual.abs().max()) if len(rows) else 0.0
         if not self.health.mean_residual <= REBUILD_ABOVE:
@@ -426,9 +411,7 @@ class ExactGP(Engine):
             raise self._not_invertible() from error
 
     def _invert(self) -> None:
-        """Compute P and alpha from the stored rows by a Cholesky inverse, or one with pivoting
-        where K may be indefinite.
-        """
+        """Compute P and alpha from the stored rows: Cholesky, or LU where K may be indefinite."""
         self.inverse.reset()
         self.solution.zero_()
         self.square_norms.copy_(square_norms(self.features))  # the same bits as after loading
@@ -446,29 +429,22 @@ class ExactGP(Engine):
         self.solution[:, : self.inverse.size] = self.inverse.multiply(y)
 
     def _block(self, rows: slice, columns: slice) -> Tensor:
-        """Entries of K between slots: noise on the diagonal, the identity at empty ones and beyond
-        the last.
-        """
-        x1, x2 = self.features[rows], self.features[columns]
+        """Return entries of K between slots, the identity at empty ones and beyond the last."""
+        x1 = self.features[rows]
+        x2 = self.features[columns]
         held = self.occupied[rows, None] & self.occupied[columns]
-        K = torch.zeros(
-            rows.stop - rows.start,
-            columns.stop - columns.start,
-            dtype=self.dtype,
-            device=self.device,
-        )
+        K = x1.new_zeros(rows.stop - rows.start, columns.stop - columns.start)
         K[: len(x1), : len(x2)] = self.kernel(x1, x2) * held
         if rows == columns:
             K.diagonal().fill_(1)
-            own = torch.where(
-                self.occupied[rows], self.kernel.diagonal(x1) + self.noise_std**2, 1.0
-            )
-            K.diagonal()[: len(x1)] = own
+            own = self.kernel.diagonal(x1) + self.noise_std**2
+            K.diagonal()[: len(x1)] = torch.where(self.occupied[rows], own, 1.0)
         return K
 
     def _invert_indefinite(self, slots: Tensor) -> None:
-        """Compute a dense inverse of K at the occupied slots (S,), with pivoting. O(S^3), and
-        memory for two such matrices.
+        """Compute a dense inverse of K at the occupied slots (S,), with pivoting.
+
+        O(S^3), and memory for two such matrices.
         """
         features = self.features[slots]
         K = self.kernel(features, features)
@@ -482,8 +458,8 @@ class ExactGP(Engine):
 
     def _not_invertible(self) -> NotPositiveDefiniteError:
         return NotPositiveDefiniteError(
-            f"the kernel matrix of {self.kernel} with noise_std={self.noise_std:g} cannot be inverted in float64. "
-            "Raise noise_std."
+            f"the kernel matrix of {self.kernel} with noise_std={self.noise_std:g} cannot be "
+            "inverted in float64. Raise noise_std."
         )
 
     def _store_counts(self) -> None:

@@ -1,6 +1,4 @@
-"""A mean as a module of plain tensors, to be answered elsewhere: no engine, no inverse, nothing
-that changes.
-"""
+"""A mean as a module of plain tensors, for export: no engine, no inverse, nothing that changes."""
 
 import math
 
@@ -13,8 +11,7 @@ from semigpc.gp.kernels import Clipped, Kernel, Laplace, squared_distances
 
 
 class KernelHead(nn.Module):
-    """z(h) = scales * (k(h, points) @ weights), the mean of an engine as it stood when its
-    expansion was taken.
+    """z(h) = scales * (k(h, points) @ weights): the mean of an engine when it was expanded.
 
     All of it is float64, whatever the queries are: weights grow like 1 / sigma^2 and cancel each
     other, so that a product of float32 kernel values loses the digits that decide. O(M P (D + C));
@@ -24,7 +21,7 @@ class KernelHead(nn.Module):
         kernel: k.
         expansion: points (P, D) and weights (P, C).
         scales: (C,) by which classes are multiplied, such as a logit scale; 1 by default.
-        unit: put queries on the unit sphere first.
+        unit: whether queries are put on the unit sphere first.
     """
 
     points: Tensor
@@ -40,40 +37,41 @@ class KernelHead(nn.Module):
         unit: bool = False,
     ) -> None:
         super().__init__()
-        points, weights = expansion.points.detach(), expansion.weights.detach().double()
+        points = expansion.points.detach()
+        weights = expansion.weights.detach().double()
         if points.ndim != 2 or weights.ndim != 2 or len(points) != len(weights):
             raise ValueError(
-                "an expansion must have points (P, D) and weights (P, C), a row a point; "
+                "an expansion must have points (P, D) and weights (P, C), one row per point; "
                 f"got {tuple(points.shape)} and {tuple(weights.shape)}."
             )
         if scales is not None and scales.shape != weights.shape[1:]:
             raise ValueError(
-                f"scales must have shape ({weights.shape[1]},), one a class; got {tuple(scales.shape)}."
+                f"scales must have shape ({weights.shape[1]},), one per class; "
+                f"got {tuple(scales.shape)}."
             )
-        self.kernel, self.unit = kernel, unit
+        scales = weights.new_ones(weights.shape[1]) if scales is None else scales.detach()
+        self.kernel = kernel
+        self.unit = unit
         self.register_buffer("points", points.clone())
         self.register_buffer("weights", weights.clone())
-        self.register_buffer(
-            "scales",
-            weights.new_ones(weights.shape[1]) if scales is None else scales.detach().to(weights),
-        )
+        self.register_buffer("scales", scales.to(weights))
 
     def forward(self, queries: Tensor) -> Tensor:
-        """z, (M, C) float64, for queries (M, D) of any floating dtype."""
+        """Return z, (M, C) float64, for queries (M, D) of any floating dtype."""
         queries = F.normalize(queries, dim=1) if self.unit else queries
-        return (
-            kernel_values(self.kernel, queries.double(), self.points.double()) @ self.weights
-        ) * self.scales
+        k = kernel_values(self.kernel, queries.double(), self.points.double())
+        return (k @ self.weights) * self.scales
 
     def extra_repr(self) -> str:
-        return f"kernel={self.kernel}, points={len(self.points)}, n_classes={self.weights.shape[1]}, unit={self.unit}"
+        n_points, n_classes = self.weights.shape
+        return f"kernel={self.kernel}, points={n_points}, n_classes={n_classes}, unit={self.unit}"
 
 
 def kernel_values(kernel: Kernel, queries: Tensor, points: Tensor) -> Tensor:
-    """k(queries, points), (M, P), by operations that other runtimes know too; both float64.
+    """Return k(queries, points), (M, P) float64, by operations that other runtimes have too.
 
-    They know no ``cdist``. Distances for Laplace come from a matrix product instead: in float64 the
-    root turns a rounding error of 1e-16 into one of 1e-8, which is no matter.
+    They have no ``cdist``. Distances for Laplace come from a matrix product instead: in float64 the
+    root turns a rounding error of 1e-16 into one of 1e-8, which is harmless.
     """
     if isinstance(kernel, Clipped):
         return F.threshold(kernel_values(kernel.kernel, queries, points), kernel.threshold, 0.0)

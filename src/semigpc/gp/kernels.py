@@ -1,9 +1,8 @@
 """Kernels: how alike two features are.
 
 A kernel is a frozen object called as ``kernel(x1, x2)``: (N, D), (M, D) -> (N, M), with a
-``diagonal`` for k(x, x), which is set exactly rather than computed through a distance. Who asks
-again and again about the same x2 may keep its squared norms and pass them. To add a kernel, write
-it here and list it in ``KERNELS``.
+``diagonal`` for k(x, x), which is set exactly rather than computed through a distance. Callers that
+reuse x2 may cache its squared norms. To add a kernel, write it here and list it in ``KERNELS``.
 """
 
 import math
@@ -20,29 +19,27 @@ class Kernel(Protocol):
 
     @property
     def positive_definite(self) -> bool:
-        """Whether ``k(x, x) + noise`` is positive definite for any points and any positive noise."""
+        """Whether ``k(x, x) + noise`` is positive definite for any points and noise."""
 
     def __call__(self, x1: Tensor, x2: Tensor, square_norms2: Tensor | None = None) -> Tensor:
-        """Kernel values (N, M) between x1 (N, D) and x2 (M, D), whose squared norms (M,) may be
-        given.
-        """
+        """Return k (N, M) of x1 (N, D) and x2 (M, D), whose squared norms (M,) may be given."""
 
     def diagonal(self, x: Tensor) -> Tensor:
-        """Values (N,) of k(x, x) for x (N, D)."""
+        """Return k(x, x), (N,), for x (N, D)."""
 
 
 def square_norms(x: Tensor) -> Tensor:
-    """|x|^2 of each row of x (N, D), (N,), without a temporary of x's size."""
+    """Return |x|^2 of each row of x (N, D), (N,), without a temporary of x's size."""
     norms: Tensor = torch.linalg.vector_norm(x, dim=1)
     return norms.square()
 
 
 def squared_distances(x1: Tensor, x2: Tensor, square_norms2: Tensor | None = None) -> Tensor:
-    """|a - b|^2 for every pair, (N, M), by one matrix product: O(N M D).
+    """Return |a - b|^2 for every pair, (N, M), by one matrix product: O(N M D).
 
     Rounding can make |a|^2 + |b|^2 - 2 a.b slightly negative for near-duplicates, hence the clamp.
-    No square root is ever
-    taken of it: the root would turn a rounding error of 1e-7 into one of 3e-4.
+    No square root is ever taken of it: the root would turn a rounding error of 1e-7 into one of
+    3e-4.
 
     Args:
         x1: (N, D). x2: (M, D). square_norms2: (M,).
@@ -70,9 +67,9 @@ class RBF:
 
     def __call__(self, x1: Tensor, x2: Tensor, square_norms2: Tensor | None = None) -> Tensor:
         exponent = squared_distances(x1, x2, square_norms2).mul_(-0.5 / self.length_scale**2)
-        return (
-            exponent if self.output_scale == 1 else exponent.add_(math.log(self.output_scale))
-        ).exp_()
+        if self.output_scale != 1:
+            exponent.add_(math.log(self.output_scale))
+        return exponent.exp_()
 
     def diagonal(self, x: Tensor) -> Tensor:
         return x.new_full(x.shape[:-1], self.output_scale)
@@ -80,10 +77,9 @@ class RBF:
 
 @dataclass(frozen=True, kw_only=True)
 class Laplace:
-    """k(a, b) = eta * exp(-|a - b| / l), the Euclidean exponential kernel: sharper at 0, heavier
-    tail than RBF. O(N M D).
+    """k(a, b) = eta * exp(-|a - b| / l), the Euclidean exponential kernel. O(N M D).
 
-    Distances come from differences, not from a matrix product: several times slower than RBF, but
+    Sharper at 0 than RBF, with a heavier tail. Distances come from differences, not from a matrix product: several times slower than RBF, but
     near-duplicates keep their digits through the square root.
 
     Args:
@@ -108,10 +104,9 @@ class Laplace:
 
 @dataclass(frozen=True, kw_only=True)
 class Cosine:
-    """k(a, b) = eta * a.b / (|a| |b|): linear in the direction of the feature, so its rank is at
-    most D. O(N M D).
+    """k(a, b) = eta * a.b / (|a| |b|): linear in the direction of the feature. O(N M D).
 
-    A vector whose norm is 0, or underflows or overflows, has no direction: its kernel with
+    Its rank is at most D. A vector whose norm is 0, or underflows or overflows, has no direction: its kernel with
     everything, itself included, is 0.
 
     Args:
@@ -136,10 +131,9 @@ class NTK:
     """k(a, b) = eta * (a.b + bias): the neural tangent kernel of a linear last layer. O(N M D).
 
     The layer is z_c = w_c . h + b_c. Its gradient is h with respect to w_c, 1 with respect to b_c,
-    and 0 with respect to
-    the weights of other classes, so that all classes share one kernel: grad z_c(a) . grad z_c(b) =
-    a.b + 1. ``bias`` is the square of the rate at which b_c learns beside w_c. A GP with this
-    kernel is what training that layer alone would give.
+    and 0 with respect to the weights of other classes, so that all classes share one kernel:
+    grad z_c(a) . grad z_c(b) = a.b + 1. ``bias`` is the square of the rate at which b_c learns
+    beside w_c. A GP with this kernel is what training that layer alone would give.
 
     Args:
         output_scale: eta. bias: 0 for a layer without one.
@@ -165,8 +159,7 @@ class NTK:
 
 @dataclass(frozen=True)
 class Clipped:
-    """The epsilon-graph: entries of another kernel below ``threshold`` become 0 (section 3.2 of the
-    paper).
+    """The epsilon-graph (section 3.2): entries of another kernel below ``threshold`` become 0.
 
     Clipping can make K indefinite. The exact engine then inverts K afresh at every change, O(N^3),
     because an update could pass through a singular matrix; only a K that is itself singular is an
@@ -212,7 +205,7 @@ def make_kernel(name: str, length_scale: float) -> Kernel:
 
 
 def _directions(x: Tensor) -> Tensor:
-    """x / |x| for x (N, D), 0 where the norm is 0 or not finite."""
+    """Return x / |x| for x (N, D), 0 where the norm is 0 or not finite."""
     norms: Tensor = torch.linalg.vector_norm(x, dim=1, keepdim=True)
     return torch.where((norms > 0) & norms.isfinite(), x / norms, 0)
 

@@ -1,6 +1,4 @@
-"""Landmarks: few rows whose kernels nearly span those of all rows; and the features that they
-define for any row.
-"""
+"""Landmarks: few rows whose kernels nearly span those of all, and the features they define."""
 
 import torch
 from torch import Tensor, nn
@@ -9,10 +7,8 @@ from semigpc.gp.engine import NotPositiveDefiniteError
 from semigpc.gp.kernels import Kernel
 
 BLOCK = 128  # pivots proposed at a time
-DEPENDENT = {
-    torch.float32: 1e-5,
-    torch.float64: 1e-11,
-}  # share of k(x, x) below which a row counts as explained by others
+# Share of k(x, x) left unexplained below which a row counts as explained by others.
+DEPENDENT = {torch.float32: 1e-5, torch.float64: 1e-11}
 
 
 @torch.no_grad()
@@ -24,14 +20,14 @@ def choose_landmarks(
     tolerance: float = 1e-6,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Return positions (m,) of at most ``rank`` rows of features (n, D). O(n m (D + m)), n m
-    memory, in the features' dtype.
+    """Return positions (m,) of at most ``rank`` rows of features (n, D).
 
     Randomly pivoted Cholesky: each pivot is drawn with probability in proportion to what the
     earlier ones leave unexplained of k(x, x). Blocks of pivots are proposed at once and thinned by
     rejection, which keeps the distribution and makes most of the work matrix products. It stops
     early when the sum of what is left falls below ``tolerance`` times that of k(x, x), or when
     no row is left that the others do not explain to rounding: rows that coincide are chosen once.
+    O(n m (D + m)) time and n m memory, in the features' dtype.
 
     Args:
         features: (n, D) finite. rank: m at most, 1 or more. generator: of the draws, on the CPU.
@@ -40,18 +36,18 @@ def choose_landmarks(
         raise ValueError(f"rank must be at least 1; got {rank}.")
     own = kernel.diagonal(features).double()
     limits = DEPENDENT[features.dtype] * own
-    left, total, limits_on_host = own.clone(), float(own.sum()), limits.cpu()
+    limits_on_host = limits.cpu()
+    left = own.clone()
+    total = float(own.sum())
     factor = features.new_empty(len(features), min(rank, len(features)))  # F with K ~ F F^T
     chosen: list[int] = []
     while len(chosen) < factor.shape[1]:
-        # the host draws and decides: two copies to it per block, and no other wait for the device
+        # The host draws and decides: two copies to it per block, and no other wait for the device.
         shares = left.cpu()
         if not float(shares.sum()) > tolerance * total:
             break
-        shares, left = (
-            torch.where(shares > limits_on_host, shares, 0),
-            torch.where(left > limits, left, 0),
-        )
+        shares = torch.where(shares > limits_on_host, shares, 0)
+        left = torch.where(left > limits, left, 0)
         count = min(BLOCK, factor.shape[1] - len(chosen), int((shares > 0).sum()))
         if not count:
             break
@@ -75,11 +71,14 @@ def choose_landmarks(
 
 
 def _accept(within: Tensor, floor: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Which proposals (b,) to keep: each with the share of its residual that the kept ones before
-    it leave. O(b^3).
+    """Return which proposals (b,) to keep. O(b^3).
+
+    Each is kept with the share of its residual that the kept ones before it leave.
     """
-    residual, draws = within, torch.rand(len(within), generator=generator, dtype=torch.float64)
-    proposed, kept = residual.diagonal().clone(), []
+    draws = torch.rand(len(within), generator=generator, dtype=torch.float64)
+    residual = within
+    proposed = residual.diagonal().clone()
+    kept = []
     for i in range(len(residual)):
         if residual[i, i] > floor[i] and draws[i] * proposed[i] <= residual[i, i]:
             kept.append(i)
@@ -89,8 +88,7 @@ def _accept(within: Tensor, floor: Tensor, generator: torch.Generator | None) ->
 
 
 class LandmarkFeatures(nn.Module):
-    """phi(x) = L^-1 k(Z, x) with k(Z, Z) = L L^T, so that phi(x) . phi(x') is the Nystrom kernel,
-    at most k(x, x) for x = x'.
+    """phi(x) = L^-1 k(Z, x) with k(Z, Z) = L L^T: phi(x) . phi(x') is the Nystrom kernel.
 
     Args:
         landmarks: (m, D) Z, none of which the others explain to rounding, as
@@ -114,9 +112,8 @@ class LandmarkFeatures(nn.Module):
             )
         eye = torch.eye(len(root), dtype=root.dtype, device=root.device)
         self.register_buffer("landmarks", landmarks, persistent=False)
-        self.register_buffer(
-            "root_inverse", torch.linalg.solve_triangular(root, eye, upper=False), persistent=False
-        )
+        root_inverse = torch.linalg.solve_triangular(root, eye, upper=False)
+        self.register_buffer("root_inverse", root_inverse, persistent=False)
 
     def __len__(self) -> int:
         """Return m."""
@@ -131,8 +128,6 @@ class LandmarkFeatures(nn.Module):
         return self.kernel_values(x) @ self.root_inverse.mT
 
     def residual(self, x: Tensor, phi: Tensor | None = None) -> Tensor:
-        """Return k(x, x) - |phi(x)|^2, (M,), at least 0: the prior variance that the landmarks do
-        not explain.
-        """
+        """Return k(x, x) - |phi(x)|^2, (M,), at least 0: the prior variance left unexplained."""
         phi = self.phi(x) if phi is None else phi
         return (self.kernel.diagonal(x.double()) - phi.square().sum(dim=1)).clamp_min_(0)

@@ -1,6 +1,4 @@
-"""The matrix-free engine: K is never stored; alpha is solved for, and then kept up to date, to a
-tolerance.
-"""
+"""The matrix-free engine: K is never stored; alpha is kept up to date to a tolerance."""
 
 import logging
 import math
@@ -26,19 +24,18 @@ from semigpc.gp.kernels import Kernel
 
 logger = logging.getLogger(__name__)
 
-# queries at a time; and rows replaced by their columns alone: larger batches are written and solved
-# for
-CHUNK = 256
-VARIANCES = 64  # queries whose variance is solved for at a time
-# of the tolerance, at which a solve stops: the rest is room for rounding and for the next changes
-GOAL = 0.5
-ROUNDS = 12  # of relaxation at most ...
-RELAXED = 1024  # ... on at most so many rows, beside the landmarks, each
-WORTH_IT = 0.9  # of the residual: a round must bring it below this for another to follow
-AUDITED = 128  # rows whose residual is computed in float64 after a solve, and otherwise ...
-AUDIT_EVERY = 16  # ... every so many changes
-DRIFT = 0.25  # of the tolerance: error of the residual at which it is computed anew ...
-REFRESH_EVERY = 1000  # ... as it is after so many changes in any case
+# Queries computed at a time, and rows replaced by their kernel columns alone: larger batches are
+# written and solved for.
+COLUMNS_AT_ONCE = 256
+VARIANCES_AT_ONCE = 64  # queries whose variance is solved for together
+GOAL = 0.5  # share of the tolerance at which a solve stops, to leave room for the next changes
+MOST_ROUNDS = 12  # of relaxation
+RELAXED_ROWS = 1024  # at most, beside the landmarks, in a round
+WORTHWHILE = 0.9  # share of the residual that a round may leave, for another to follow
+AUDITED_ROWS = 128  # whose residual is computed in float64
+AUDIT_EVERY = 16  # changes, and after every solve
+MOST_DRIFT = 0.25  # share of the tolerance: error of the residual at which it is computed anew
+REFRESH_EVERY = 1000  # changes after which the residual is computed anew in any case
 MAX_ITERATIONS = 500
 EPS = torch.finfo(torch.float64).eps
 TINY = 1e-300  # in place of a norm of 0
@@ -46,9 +43,7 @@ TINY = 1e-300  # in place of a norm of 0
 
 @dataclass(kw_only=True)
 class IterativeHealth:
-    """What a matrix-free engine has done to stay within its tolerance. Counts are since it was
-    made.
-    """
+    """What a matrix-free engine has done to stay within its tolerance, since it was made."""
 
     steps: int = 0  # calls that changed the buffer ...
     kept: int = 0  # ... and those of them that needed no product with all of K
@@ -59,23 +54,24 @@ class IterativeHealth:
     # exact steps on the landmarks and the rows with the largest error, each a fraction of a pass
     rounds: int = 0
     landmark_choices: int = 0  # times that the preconditioner's landmarks were chosen
-    # largest |y - K alpha| / |y| over the classes; bounds the error of the mean at the buffer's own
-    # rows
+    # largest |y - K alpha| / |y| over the classes, a bound of the error of the mean at the rows
     residual: float = 0.0
-    # how far the stored residual was from the true one when it was last audited, in the same units
+    # difference of the stored residual from the true one at the last audit, in the same units
     drift: float = 0.0
 
 
 class MatrixFreeGP(Engine):
     """A GP posterior over ``capacity`` slots, exact to a tolerance, in O(N (D + rank + C)) memory.
 
-        mu(h) = k(h, h_Q) alpha        |y - K alpha| <= tolerance |y| for every class        K = k(h_Q, h_Q) + sigma^2 I
+        mu(h) = k(h, h_Q) alpha        K = k(h_Q, h_Q) + sigma^2 I
+        |y - K alpha| <= tolerance |y|        for every class
 
     What the tolerance means. With the residual r = y - K alpha, and mu* the exact mean, at the
     buffer's own rows mu = y - sigma^2 alpha - r, mu* = y - sigma^2 alpha* and alpha* - alpha = K^-1
     r. So mu* - mu = (I - sigma^2 K^-1) r, and as no eigenvalue of K is below sigma^2,
 
-        |mu - mu*|_2 <= |r|_2 over the buffer's rows        |mu(h) - mu*(h)| <= sqrt(k(h, h)) |r|_2 / sigma at any h
+        |mu - mu*|_2 <= |r|_2                              over the buffer's rows
+        |mu(h) - mu*(h)| <= sqrt(k(h, h)) |r|_2 / sigma    at any h
 
     The online rule for rows S, which the paper leaves to future work; the R = C + 1 right-hand
     sides are targets and ones:
@@ -134,7 +130,9 @@ class MatrixFreeGP(Engine):
             raise ValueError(f"rank must be an integer of at least 1; got {rank!r}.")
         if not 0 < tolerance < 1:
             raise ValueError(f"tolerance must lie between 0 and 1; got {tolerance}.")
-        self.rank, self.tolerance, self.seed = rank, tolerance, seed
+        self.rank = rank
+        self.tolerance = tolerance
+        self.seed = seed
         self.health = IterativeHealth()
         self._make_rows(device)
         zeros = torch.zeros(capacity, n_classes + 1, dtype=torch.float64, device=device)
@@ -152,15 +150,13 @@ class MatrixFreeGP(Engine):
     # Queries --------------------------------------------------------------------------------------
 
     def _mean(self, queries: Tensor, offset: Tensor | None) -> Tensor:
-        weights, stored = self._weights(offset), self.features[: self._width]
+        weights = self._weights(offset)
+        stored = self.features[: self._width]
         if queries.requires_grad and torch.is_grad_enabled():
-            weights, stored = (
-                weights.clone(),
-                stored.clone(),
-            )  # backward must find them as they are now
-        return torch.cat(
-            [self.kernel(chunk, stored).double() @ weights for chunk in queries.split(CHUNK)]
-        )
+            weights = weights.clone()  # backward must find both as they are now
+            stored = stored.clone()
+        chunks = queries.split(COLUMNS_AT_ONCE)
+        return torch.cat([self.kernel(chunk, stored).double() @ weights for chunk in chunks])
 
     def _expansion(self, offset: Tensor | None) -> Expansion:
         slots = self.occupied.nonzero().squeeze(1)
@@ -168,7 +164,8 @@ class MatrixFreeGP(Engine):
 
     def _weights(self, offset: Tensor | None) -> Tensor:
         """K^-1 (y_Q - 1 offset^T), (width, C)."""
-        alpha, beta = self.alpha[: self._width], self.solution[: self._width, self.n_classes :]
+        alpha = self.alpha[: self._width]
+        beta = self.solution[: self._width, self.n_classes :]
         return alpha if offset is None else alpha - beta * offset
 
     def _variance(self, queries: Tensor) -> Tensor:
@@ -179,7 +176,7 @@ class MatrixFreeGP(Engine):
         K^-1 rho.
         """
         explained = []
-        for chunk in queries.split(VARIANCES):
+        for chunk in queries.split(VARIANCES_AT_ONCE):
             k = self._columns(chunk)
             goals = GOAL * self.tolerance * torch.linalg.vector_norm(k, dim=0)
             solved = self._conjugate_gradients(torch.zeros_like(k), k, goals)
@@ -187,10 +184,8 @@ class MatrixFreeGP(Engine):
         return self.kernel.diagonal(queries).double() - torch.cat(explained)
 
     def _explain(self, queries: Tensor, classes: Tensor) -> Tensor:
-        weights = (
-            self.kernel(queries, self.features[: self._width]).double()
-            * self.solution[: self._width].mT[classes]
-        )
+        k = self.kernel(queries, self.features[: self._width]).double()
+        weights = k * self.solution[: self._width].mT[classes]
         return torch.nn.functional.pad(weights, (0, self.capacity - self._width))
 
     # Changes --------------------------------------------------------------------------------------
@@ -198,7 +193,7 @@ class MatrixFreeGP(Engine):
     def _change(self, slots: Tensor, features: Tensor | None, targets: Tensor | None) -> None:
         on_device = slots.to(self.device, non_blocking=True)
         with self._undone_on_error(on_device):
-            if len(slots) > CHUNK or not len(self):
+            if len(slots) > COLUMNS_AT_ONCE or not len(self):
                 self.solution[on_device] = 0
                 self._store(slots, features, targets)
                 self._refresh()
@@ -208,7 +203,7 @@ class MatrixFreeGP(Engine):
         self.health.steps += 1
 
     def _rebuild(self) -> None:
-        """The cold start: landmarks chosen anew, alpha from 0. O(passes N^2 (D + C))."""
+        """Choose landmarks anew and solve for alpha from 0. O(passes N^2 (D + C))."""
         with self._undone_on_error(slice(0)):
             self._preconditioner = None
             self.solution.zero_()
@@ -220,18 +215,16 @@ class MatrixFreeGP(Engine):
         self.rebuild()
 
     def _go_back(self, follow: Callable[[], None]) -> None:
-        self._count(
-            set(self.occupied.nonzero().squeeze(1).tolist())
-        )  # ``_rebuild`` has put back all else
+        # ``_rebuild`` has restored all else
+        self._count(set(self.occupied.nonzero().squeeze(1).tolist()))
 
     def _count(self, held: set[int]) -> None:
-        self._held, self._width = held, max(held, default=-1) + 1
+        self._held = held
+        self._width = max(held, default=-1) + 1
 
     @contextmanager
     def _undone_on_error(self, slots: Tensor | slice) -> Iterator[None]:
-        """Return to the rows of some slots, alpha, r and counts as they are now if an error, or an
-        interrupt, is raised.
-        """
+        """Restore the rows of some slots, alpha, r and counts if an error or interrupt is raised."""
         rows = self.features[slots], self.targets[slots], self.occupied[slots]
         solution, residual = self.solution.clone(), self.residual.clone()
         counts = (
@@ -258,14 +251,9 @@ class MatrixFreeGP(Engine):
             raise
 
     def _store(self, slots: Tensor, features: Tensor | None, targets: Tensor | None) -> None:
-        """Write rows to slots (B,), which are on the CPU, and count them, or empty these; the
-        preconditioner follows.
-        """
-        self._count(
-            self._held.difference(slots.tolist())
-            if features is None
-            else self._held.union(slots.tolist())
-        )
+        """Write rows to slots (B,) on the CPU, or empty these, and update the preconditioner."""
+        changed = slots.tolist()
+        self._count(self._held - set(changed) if features is None else self._held.union(changed))
         self._write_rows(slots.to(self.device, non_blocking=True), features, targets)
         if 4 * len(slots) > len(self):
             self._preconditioner = None
@@ -276,10 +264,10 @@ class MatrixFreeGP(Engine):
         self, slots: Tensor, on_device: Tensor, features: Tensor | None, targets: Tensor | None
     ) -> None:
         """Steps 1 and 2."""
-        self.residual[: self._width] += (
-            self._columns(self.features[on_device]) @ self.solution[on_device]
-        )
-        self.solution[on_device], self.residual[on_device] = 0, 0
+        old_columns = self._columns(self.features[on_device])
+        self.residual[: self._width] += old_columns @ self.solution[on_device]
+        self.solution[on_device] = 0
+        self.residual[on_device] = 0
         self._store(slots, features, targets)
         if features is not None:
             k = self._columns(features)
@@ -287,15 +275,17 @@ class MatrixFreeGP(Engine):
             self._step(on_device, lambda step: k @ step)
 
     def _step(self, slots: Tensor, spread: Callable[[Tensor], Tensor]) -> None:
-        """alpha_S += K_SS^-1 r_S, and r to match by ``spread``, the product with k(h, h_S): r_S
-        becomes 0. O(B^3 + N B C).
+        """Add K_SS^-1 r_S to alpha_S, so that r_S becomes 0. O(B^3 + N B C).
+
+        Args:
+            spread: the product with k(h, h_S), which updates r elsewhere.
         """
         wide = self.features[slots].double()
         K = self.kernel(wide, wide)
         K.diagonal().copy_(self.kernel.diagonal(wide) + self.noise_std**2)
         root, failed = torch.linalg.cholesky_ex(K)
         if bool(failed):
-            return  # rows that coincide, and next to no noise: the solve that follows decides
+            return  # rows that coincide, and hardly any noise: left to the solve that follows
         step = torch.cholesky_solve(self.residual[slots], root)
         self.solution[slots] += step
         self.residual[: self._width] -= spread(step)
@@ -305,48 +295,44 @@ class MatrixFreeGP(Engine):
 
     def _settle(self) -> None:
         """Steps 3 to 5: do what is needed, and no more, to be within the tolerance."""
-        passes, absent = (
-            self.health.passes,
-            self._scales() == TINY,
-        )  # a class without rows: its alpha is 0, exactly
+        passes = self.health.passes
+        absent = self._scales() == TINY  # a class without rows: its alpha is exactly 0
         self.solution.masked_fill_(absent, 0)
         self.residual.masked_fill_(absent, 0)
         self._since_refresh += 1
         if self._since_refresh % AUDIT_EVERY == 0:
             self._audit()
-        if self._since_refresh >= REFRESH_EVERY or self.health.drift > DRIFT * self.tolerance:
+        if self._since_refresh >= REFRESH_EVERY or self.health.drift > MOST_DRIFT * self.tolerance:
             self._refresh()
-        block = min(self.rank, self._width // 4) + min(RELAXED, self._width // 8)
-        rounds, before = (
-            min(max(self._width // max(block, 1), 2), ROUNDS),
-            math.inf,
-        )  # about two passes' kernel values
+        block = min(self.rank, self._width // 4) + min(RELAXED_ROWS, self._width // 8)
+        rounds = min(max(self._width // max(block, 1), 2), MOST_ROUNDS)  # as costly as two passes
+        before = math.inf
         while not self._is_within():
-            if not rounds or self.health.residual > WORTH_IT * before:
+            if not rounds or self.health.residual > WORTHWHILE * before:
                 self._solve()
                 break
-            rounds, before = rounds - 1, self.health.residual
+            rounds -= 1
+            before = self.health.residual
             self._relax()
         self.health.kept += self.health.passes == passes
 
     def _is_within(self) -> bool:
-        """Measure r: is it, with its error at the last audit, within the tolerance? One
-        synchronisation with the device.
+        """Return whether r, with its error at the last audit, is within the tolerance.
+
+        One synchronisation with the device.
         """
         self.health.residual = self._relative(self.residual[: self._width])
         return self.health.residual + self.health.drift <= self.tolerance
 
     def _relax(self) -> None:
         """Step 4: the exact step on the landmarks and the rows where M^-1 r is largest."""
-        urgency = (
-            self._precondition(self.residual[: self._width] / self._scales()).abs().amax(dim=1)
-        )
-        anchors = torch.tensor(
-            self._current_preconditioner().anchors[: self._width // 4], dtype=torch.int64
-        )
+        relative = self.residual[: self._width] / self._scales()
+        urgency = self._precondition(relative).abs().amax(dim=1)
+        landmarks = self._current_preconditioner().anchors[: self._width // 4]
+        anchors = torch.tensor(landmarks, dtype=torch.int64)
         anchors = anchors.to(self.device, non_blocking=True)
         urgency[anchors] = 0
-        urgent = urgency.topk(min(RELAXED, -(-self._width // 8))).indices
+        urgent = urgency.topk(min(RELAXED_ROWS, -(-self._width // 8))).indices
         slots = torch.cat([anchors, urgent[urgency[urgent] > 0]])
         points = self.features[slots]
         self._step(
@@ -364,7 +350,8 @@ class MatrixFreeGP(Engine):
             solved = self._conjugate_gradients(
                 self.solution[: self._width], self.residual[: self._width], goals
             )
-            self.solution[: self._width], self.residual[: self._width] = solved.x, solved.residual
+            self.solution[: self._width] = solved.x
+            self.residual[: self._width] = solved.residual
             self.health.solves += 1
             self.health.iterations = solved.iterations
             self.health.total_iterations += solved.iterations
@@ -374,8 +361,9 @@ class MatrixFreeGP(Engine):
             off = self.health.drift
             self._refresh()
         raise self._not_converged(
-            f"tolerance={self.tolerance:g} is smaller than {self.dtype} kernel values allow for {self.kernel} with "
-            f"noise_std={self.noise_std:g}: rounding leaves a residual of {off:.1e}. Raise tolerance or noise_std"
+            f"tolerance={self.tolerance:g} is smaller than {self.dtype} kernel values allow for "
+            f"{self.kernel} with noise_std={self.noise_std:g}: rounding leaves a residual of "
+            f"{off:.1e}. Raise tolerance or noise_std"
             f"{'' if self.dtype == torch.float64 else ', or use dtype=torch.float64'}."
         )
 
@@ -387,9 +375,10 @@ class MatrixFreeGP(Engine):
         if not solved.converged:
             norms = torch.linalg.vector_norm(solved.residual, dim=0) / goals.clamp_min(TINY)
             raise self._not_converged(
-                f"conjugate gradients did not reach tolerance={self.tolerance:g} for {self.kernel} with "
-                f"noise_std={self.noise_std:g} over {len(self)} rows: the residual is {float(norms.max()) * GOAL:.1e} times "
-                f"the tolerance after {solved.iterations} steps. Raise noise_std, rank (now {self.rank}) or tolerance."
+                f"conjugate gradients did not reach tolerance={self.tolerance:g} for "
+                f"{self.kernel} with noise_std={self.noise_std:g} over {len(self)} rows: the "
+                f"residual is {float(norms.max()) * GOAL:.1e} times the tolerance after "
+                f"{solved.iterations} steps. Raise noise_std, rank (now {self.rank}) or tolerance."
             )
         return solved
 
@@ -419,40 +408,40 @@ class MatrixFreeGP(Engine):
         return self._preconditioner
 
     def _not_converged(self, otherwise: str = "") -> NotConvergedError:
-        """Return the error for noise that is lost in rounding if there is so little of it, or
-        ``otherwise``.
-        """
-        # Sizes decide, not the step that failed, which depends on the processor; after a failure,
-        # as some rows need less noise.
+        """Return the error for noise that is lost in rounding, or ``otherwise`` if it is not."""
+        # The size of the noise decides, not the step that failed, which depends on the processor.
+        # Checked only after a failure, since some rows need less noise.
         trace = float(self.kernel.diagonal(self.features[self.occupied]).double().sum())
         least = math.sqrt(
             8 * EPS * trace / self.tolerance
-        )  # r is known to some eps trace(K) / sigma^2, whatever the rows
+        )  # r has errors of eps trace(K) / sigma^2
         if otherwise and self.noise_std > least:
             return NotConvergedError(otherwise)
         return NotConvergedError(
-            f"noise_std={self.noise_std:g} is lost in rounding beside {self.kernel} of {len(self)} rows: K cannot be inverted "
-            f"to tolerance={self.tolerance:g}. Raise noise_std to {2 * max(least, self.noise_std):.1g} or more."
+            f"noise_std={self.noise_std:g} is lost in rounding beside {self.kernel} of "
+            f"{len(self)} rows: K cannot be inverted to tolerance={self.tolerance:g}. Raise "
+            f"noise_std to {2 * max(least, self.noise_std):.1g} or more."
         )
 
     def _audit(self) -> None:
-        """Estimate the error of r from 128 of its rows in float64, O(N (D + C)) each, plus their
-        rounding, eps |K| |alpha|.
+        """Estimate the error of r from 128 of its rows in float64, plus their rounding.
+
+        O(N (D + C)) per row.
         """
         self.health.drift = 0.0
         if not len(self):
             return
-        stride = -(-len(self) // AUDITED)
-        rows = torch.tensor(sorted(self._held)[self._since_refresh % stride :: stride]).to(
-            self.device, non_blocking=True
-        )
-        solution, k = self.solution[: self._width], self._columns(self.features[rows])
+        stride = -(-len(self) // AUDITED_ROWS)
+        rows = torch.tensor(sorted(self._held)[self._since_refresh % stride :: stride])
+        rows = rows.to(self.device, non_blocking=True)
+        solution = self.solution[: self._width]
+        k = self._columns(self.features[rows])
         true = self._wanted(rows) - k.mT @ solution - self.noise_std**2 * solution[rows]
         off = (true - self.residual[rows]).abs() + EPS * (k.abs().mT @ solution.abs())
         self.health.drift = self._relative(off) * (len(self) / len(rows)) ** 0.5
 
     def _refresh(self) -> None:
-        """r = y - K alpha by a pass over K, or without one while alpha is 0."""
+        """Compute r = y - K alpha by a pass over K, or without one while alpha is 0."""
         self._since_refresh = 0
         self.residual.copy_(self._wanted(slice(None)))
         if bool(self.solution.any()):
@@ -462,39 +451,39 @@ class MatrixFreeGP(Engine):
     # K and y --------------------------------------------------------------------------------------
 
     def _wanted(self, slots: Tensor | slice) -> Tensor:
-        """Right-hand sides of some slots, (B, R) float64: targets, and 1 at occupied slots."""
+        """Return right-hand sides (B, R) float64: targets, and 1 at occupied slots."""
         return torch.cat([self.targets[slots], self.occupied[slots, None]], dim=1).double()
 
     def _scales(self) -> Tensor:
-        """|y| of each right-hand side, (R,)."""
+        """Return |y| of each right-hand side, (R,)."""
         norms: Tensor = torch.linalg.vector_norm(self._wanted(slice(self._width)), dim=0)
         return norms.clamp_min_(TINY)
 
     def _relative(self, residual: Tensor) -> float:
-        """Largest |r| / |y| over the right-hand sides, for some rows of r, (n, R)."""
+        """Return the largest |r| / |y| over the right-hand sides, for some rows of r, (n, R)."""
         return float((torch.linalg.vector_norm(residual, dim=0) / self._scales()).max())
 
     def _product(self, x: Tensor) -> Tensor:
-        """K x, (width, R): a pass over K."""
+        """Return K x, (width, R): a pass over K."""
         self.health.passes += 1
-        return (
-            self._masked(symmetric_product(self.features[: self._width], self.kernel, x))
-            + self.noise_std**2 * x
-        )
+        product = symmetric_product(self.features[: self._width], self.kernel, x)
+        return self._masked(product) + self.noise_std**2 * x
 
     def _columns(self, points: Tensor) -> Tensor:
-        """k(h, points), (width, B) float64, for points (B, D). O(N B D)."""
+        """Return k(h, points), (width, B) float64, for points (B, D). O(N B D)."""
         return self._masked(kernel_columns(self.features[: self._width], points, self.kernel))
 
     def _masked(self, rows: Tensor) -> Tensor:
-        """Rows (width, .) with 0 at empty slots."""
+        """Return rows (width, .) with 0 at empty slots."""
         return rows if len(self) == self._width else rows.mul_(self.occupied[: self._width, None])
 
     def _check_kernel(self, kernel: Kernel, noise_std: float) -> None:
         super()._check_kernel(kernel, noise_std)
         if not kernel.positive_definite:
-            reason = "the matrix-free engine needs a positive definite kernel: conjugate gradients break down on others"
-            raise ValueError(f"{reason}; got {kernel}. Use the exact engine for it.")
+            raise ValueError(
+                "the matrix-free engine needs a positive definite kernel: conjugate gradients "
+                f"break down on others; got {kernel}. Use the exact engine for it."
+            )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         self._preconditioner = None  # it is on the old device

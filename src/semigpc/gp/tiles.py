@@ -1,5 +1,4 @@
-"""A symmetric matrix stored as the tiles of its lower triangle, and one whose latest changes are
-kept aside.
+"""A symmetric matrix stored as the tiles of its lower triangle, and delayed changes of it.
 
 Half of the memory of a square, and each tile is read once for both of its roles, so a product costs
 no more than with the whole matrix. Right-hand sides are ROWS, (R, N): for a handful of them X @ P
@@ -13,20 +12,16 @@ from torch import Tensor, nn
 
 from semigpc.gp.engine import NotPositiveDefiniteError
 
-FOLD_RANK = 192  # rows of changes kept aside, by default; half of it for small matrices
+FOLD_RANK = 192  # rows of delayed changes by default; half of it for small matrices
 BAND = 512  # rows of a tile changed at a time, to bound the memory that this takes
-ONE_TILE = 2048  # up to here one square tile is as fast, and memory does not matter
-# beyond: 8 MB of float64, large enough to keep the cores busy, small enough to be re-used from
-# cache
-TILE = 1024
+ONE_TILE = 2048  # rows up to which one square tile is as fast, and memory does not matter
+TILE = 1024  # rows of a tile beyond: 8 MB of float64 keep the cores busy and fit into the cache
 
 
 def rounding_floor(rows: int, dtype: torch.dtype) -> float:
-    """The least square of a Cholesky pivot, as a share of the matrix's diagonal, that is more than
-    rounding.
+    """Return the least square of a Cholesky pivot, over the diagonal, that exceeds rounding.
 
-    Below it the factor says nothing of the matrix, and whether it exists at all depends on the
-    processor.
+    Below it the factor has no digit right, and whether it exists at all depends on the processor.
     """
     return 8 * rows * torch.finfo(dtype).eps
 
@@ -35,8 +30,7 @@ class SymmetricTiles(nn.Module):
     """Lower-triangle tiles of a symmetric (N, N) matrix, grown from the identity.
 
     Only the leading ``size`` rows are in use; memory of tiles beyond them is reserved and not
-    touched. The matrix is
-    not part of ``state_dict``: its owner rebuilds it.
+    touched. The matrix is not part of ``state_dict``: its owner rebuilds it.
 
     Args:
         capacity: N at most. Rounded up to whole tiles; the padding is identity and never leaves
@@ -50,16 +44,13 @@ class SymmetricTiles(nn.Module):
     ) -> None:
         super().__init__()
         self.n_strips = 1 if capacity <= ONE_TILE else -(-capacity // TILE)
-        self.side = (
-            capacity if self.n_strips == 1 else -(-capacity // (self.n_strips * 16)) * 16
-        )  # even, to a cache line
+        self.side = capacity
+        if self.n_strips > 1:  # rounded up to a cache line
+            self.side = -(-capacity // (self.n_strips * 16)) * 16
         self.strips = 0
         n_tiles = self.n_strips * (self.n_strips + 1) // 2
-        self.register_buffer(
-            "tiles",
-            torch.empty(n_tiles, self.side, self.side, dtype=dtype, device=device),
-            persistent=False,
-        )
+        tiles = torch.empty(n_tiles, self.side, self.side, dtype=dtype, device=device)
+        self.register_buffer("tiles", tiles, persistent=False)
 
     @property
     def size(self) -> int:
@@ -76,7 +67,7 @@ class SymmetricTiles(nn.Module):
         return self.tiles[i * (i + 1) // 2 + j]
 
     def reset(self) -> None:
-        """Forget everything: size 0."""
+        """Set the size to 0."""
         self.strips = 0
 
     def grow(self, rows: int) -> None:
@@ -89,24 +80,18 @@ class SymmetricTiles(nn.Module):
             self.strips += 1
 
     def multiply(self, x: Tensor) -> Tensor:
-        """x @ P for x (R, size), in x's precision: each tile is read once. O(R N^2)."""
+        """Return x @ P for x (R, size): each tile is read once. O(R N^2)."""
         if self.strips == 1:
-            return x @ self.tiles[0].to(x.dtype)
-        x_strips = (
-            x.view(len(x), self.strips, self.side).transpose(0, 1).contiguous()
-        )  # (strips, R, side)
-        out_strips = torch.zeros_like(x_strips)
-        wide = (
-            torch.empty_like(self.tiles[0], dtype=x.dtype) if x.dtype != self.tiles.dtype else None
-        )
-        xs, outs, tiles = x_strips.unbind(), out_strips.unbind(), iter(self.tiles.unbind())
+            return x @ self.tiles[0]
+        x_strips = x.view(len(x), self.strips, self.side).transpose(0, 1).contiguous()
+        products = torch.zeros_like(x_strips)  # (strips, R, side)
         for i in range(self.strips):
             for j in range(i + 1):
-                tile = next(tiles) if wide is None else wide.copy_(next(tiles))
-                outs[j].addmm_(xs[i], tile)
+                tile = self.tile(i, j)
+                products[j].addmm_(x_strips[i], tile)
                 if i != j:
-                    outs[i].addmm_(xs[j], tile.mT)
-        return out_strips.transpose(0, 1).reshape(x.shape)
+                    products[i].addmm_(x_strips[j], tile.mT)
+        return products.transpose(0, 1).reshape(x.shape)
 
     def add_outer(self, u: Tensor, signs: Tensor) -> None:
         """P += u^T diag(signs) u in place, for u (R, size) and signs (R,). O(R N^2 / 2)."""
@@ -119,34 +104,35 @@ class SymmetricTiles(nn.Module):
                     self.tile(i, j)[band].addmm_(signed, strips[j])
 
     def rows(self, slots: Tensor) -> Tensor:
-        """P[slots], (B, size), gathered from the tiles that hold them."""
+        """Return P[slots], (B, size)."""
         if self.n_strips == 1:
             return self.tiles[0, slots]
         return self.tiles.take(self._addresses(slots)).mT.contiguous()
 
     def fill(self, block: Callable[[slice, slice], Tensor]) -> None:
-        """Overwrite the rows in use with the symmetric matrix whose entries of given rows and
-        columns ``block`` returns.
+        """Overwrite the rows in use with a symmetric matrix.
+
+        Args:
+            block: returns its entries between given rows and columns.
         """
-        for i in range(self.strips):
-            for j in range(i + 1):
-                self.tile(i, j).copy_(
-                    block(*(slice(k * self.side, (k + 1) * self.side) for k in (i, j)))
-                )
+        strips = [slice(i * self.side, (i + 1) * self.side) for i in range(self.strips)]
+        for i, rows in enumerate(strips):
+            for j, columns in enumerate(strips[: i + 1]):
+                self.tile(i, j).copy_(block(rows, columns))
 
     def _addresses(self, slots: Tensor) -> Tensor:
-        """Flat positions of P[:, slots], (size, B): along a tile's row left of the diagonal, down
-        its column below.
+        """Return flat positions of P[:, slots], (size, B), in the tiles.
 
-        Slots are the fastest dimension because neighbouring slots share cache lines in the columns.
+        Along a tile's row left of the diagonal, down its column below. Slots are the fastest dimension because neighbouring slots share cache lines in the columns.
         """
-        strip, offset = slots // self.side, slots % self.side  # (B,)
+        strip = slots // self.side  # (B,)
+        offset = slots % self.side
         other = torch.arange(self.strips, device=slots.device)[:, None]  # (strips, 1)
-        low, high = torch.minimum(strip, other), torch.maximum(strip, other)
+        low = torch.minimum(strip, other)
+        high = torch.maximum(strip, other)
         along_row = strip >= other  # (strips, B)
-        start = (high * (high + 1) // 2 + low) * self.side**2 + torch.where(
-            along_row, offset * self.side, offset
-        )
+        tile_start = (high * (high + 1) // 2 + low) * self.side**2
+        start = tile_start + torch.where(along_row, offset * self.side, offset)
         stride = torch.where(along_row, 1, self.side)
         within = torch.arange(self.side, device=slots.device)[:, None]  # (side, 1)
         return (start[:, None] + stride[:, None] * within).view(-1, len(slots))
@@ -155,19 +141,19 @@ class SymmetricTiles(nn.Module):
 
     def invert(self, block: Callable[[slice, slice], Tensor]) -> None:
         """Overwrite the rows in use with the inverse of a positive definite matrix, by Cholesky.
-        O(N^3), one tile of memory.
+
+        O(N^3), with one tile of extra memory.
 
         Args:
-            block: the entries of given rows and columns; those among the same rows are symmetric.
+            block: returns the entries of the matrix between given rows and columns.
 
         Raises:
             NotPositiveDefiniteError: it has no Cholesky factor, or one that is lost in rounding.
-                The tiles are then worthless.
+                The contents of the tiles are then undefined.
         """
         self.fill(block)
-        diagonals = [
-            self.tile(i, i).diagonal() for i in range(self.strips)
-        ]  # views: of K now, of its factor below
+        # views: of K now, of its factor below
+        diagonals = [self.tile(i, i).diagonal() for i in range(self.strips)]
         floor = rounding_floor(self.size, self.tiles.dtype) * torch.cat(diagonals).max()
         self._factorise()
         if not bool(torch.cat(diagonals).square().min() > floor):
@@ -190,16 +176,11 @@ class SymmetricTiles(nn.Module):
             for i in range(k + 1, self.strips):
                 for j in range(k):
                     self.tile(i, k).addmm_(self.tile(i, j), self.tile(k, j).mT, alpha=-1)
-                self.tile(i, k).copy_(
-                    torch.linalg.solve_triangular(
-                        factor.mT, self.tile(i, k), upper=True, left=False
-                    )
-                )
+                tile = self.tile(i, k)
+                tile.copy_(torch.linalg.solve_triangular(factor.mT, tile, upper=True, left=False))
 
     def _invert_factor(self) -> None:
-        """X = L^-1 in the place of L, row by row: X_ij = -L_ii^-1 sum_k L_ik X_kj, k from j to i -
-        1.
-        """
+        """Put X = L^-1 in the place of L: X_ij = -L_ii^-1 sum_k L_ik X_kj, k from j to i - 1."""
         eye = torch.eye(self.side, dtype=self.tiles.dtype, device=self.tiles.device)
         for i in range(self.strips):
             own = torch.linalg.solve_triangular(self.tile(i, i), eye, upper=False)
@@ -211,7 +192,7 @@ class SymmetricTiles(nn.Module):
             self.tile(i, i).copy_(own)
 
     def _multiply_factor(self) -> None:
-        """P = X^T X in the place of X, row by row: P_ij = sum_k X_ki^T X_kj, k from i on."""
+        """Put P = X^T X in the place of X: P_ij = sum_k X_ki^T X_kj, k from i on."""
         for i in range(self.strips):
             for j in range(i + 1):  # the diagonal tile last: the others need X_ii
                 total = self.tile(i, i).mT @ self.tile(i, j)
@@ -221,8 +202,7 @@ class SymmetricTiles(nn.Module):
 
 
 class DelayedInverse(nn.Module):
-    """P = P0 + u^T diag(signs) u: a symmetric matrix P0 and up to ``fold_rank`` rows of changes not
-    yet added to it.
+    """P = P0 + u^T diag(signs) u: a symmetric matrix and changes that are not yet added to it.
 
     Writing a rank-16 change into P0 at every step would move all of P0 through the processor for
     little arithmetic. The changes are kept in ``u`` instead, every product adds their part, O(R
@@ -231,7 +211,7 @@ class DelayedInverse(nn.Module):
 
     Args:
         capacity: N at most.
-        fold_rank: rows of ``u``. More rows, fewer and more efficient folds, dearer products.
+        fold_rank: rows of ``u`` at most. More rows mean fewer folds and slower products.
     """
 
     u: Tensor
@@ -247,9 +227,9 @@ class DelayedInverse(nn.Module):
     ) -> None:
         super().__init__()
         self.base = SymmetricTiles(capacity, dtype=dtype, device=device)
-        self.fold_rank = (
-            (FOLD_RANK if capacity > 2048 else FOLD_RANK // 2) if fold_rank is None else fold_rank
-        )
+        if fold_rank is None:
+            fold_rank = FOLD_RANK if capacity > ONE_TILE else FOLD_RANK // 2
+        self.fold_rank = fold_rank
         self.rank = 0
         self.folds = 0
         empty = torch.zeros(self.fold_rank, self.base.full_size, dtype=dtype, device=device)
@@ -262,25 +242,25 @@ class DelayedInverse(nn.Module):
         return self.base.size
 
     def reset(self) -> None:
-        """Back to size 0."""
+        """Set the size to 0."""
         self.rank = 0
         self.u.zero_()  # or columns of an earlier, larger size would come back as it grows
         self.base.reset()
 
     def rows(self, slots: Tensor) -> Tensor:
-        """P[slots], (B, size). O(B rank N)."""
-        u, signs = self.u[: self.rank, : self.size], self.signs[: self.rank]
+        """Return P[slots], (B, size). O(B rank N)."""
+        u = self.u[: self.rank, : self.size]
+        signs = self.signs[: self.rank]
         return torch.addmm(self.base.rows(slots), (u[:, slots] * signs[:, None]).mT, u)
 
     def multiply(self, x: Tensor) -> Tensor:
-        """x @ P for x (R, size). O(R N^2): the one pass over all of P."""
-        u, signs = self.u[: self.rank, : self.size], self.signs[: self.rank]
+        """Return x @ P for x (R, size). O(R N^2): the one pass over all of P."""
+        u = self.u[: self.rank, : self.size]
+        signs = self.signs[: self.rank]
         return self.base.multiply(x).addmm_((x @ u.mT) * signs, u)
 
     def add(self, minus: Tensor, plus: Tensor) -> None:
-        """P += plus^T plus - minus^T minus, for rows (R, size) each; folds first when there is no
-        room for them.
-        """
+        """Add plus^T plus - minus^T minus, for rows (R, size) each; fold first if ``u`` is full."""
         if self.rank + len(minus) + len(plus) > self.fold_rank:
             self.fold()
         if len(minus) + len(plus) > self.fold_rank:
@@ -293,7 +273,7 @@ class DelayedInverse(nn.Module):
             self.rank += len(rows)
 
     def fold(self) -> None:
-        """Add the kept changes into P0, O(rank N^2 / 2)."""
+        """Add the delayed changes to P0. O(rank N^2 / 2)."""
         if self.rank:
             self.base.add_outer(self.u[: self.rank, : self.size], self.signs[: self.rank])
             self.rank = 0
