@@ -7,7 +7,6 @@ all seeds.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Required
 from urllib.parse import quote
 
 import numpy as np
@@ -15,10 +14,8 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
-from pydantic import with_config
-from typing_extensions import TypedDict
 
-from semigpc.io.atomic import Count, read_json
+from semigpc.io.atomic import read_json
 from semigpc.io.errors import FileError
 from semigpc.report import style
 from semigpc.report.charts import (
@@ -57,7 +54,8 @@ from semigpc.report.wording import (
     points,
     short,
 )
-from semigpc.training.metrics import CLASS_GROUPS, LOOSE, METRIC, Figures
+from semigpc.training.comparison import ComparisonRecord, MethodEntry, RunEntry
+from semigpc.training.metrics import CLASS_GROUPS, METRIC, Figures
 from semigpc.training.run_folder import HEADS, RunRecord, read_run
 
 COLUMNS = ("balanced_accuracy", *CLASS_GROUPS, "top1", "macro_f1", "ece")
@@ -90,59 +88,6 @@ SWATCH = (
 
 
 # Reading ------------------------------------------------------------------------------------------
-
-
-class RunEntry(TypedDict, total=False):
-    """One seed of a method in ``comparison.json``."""
-
-    seed: Count | None
-    folder: str | None
-    result: Figures | None
-    seconds: float | None
-
-
-class MethodEntry(TypedDict, total=False):
-    """A method in ``comparison.json``; ``rank`` is its algorithm's place in the registry."""
-
-    name: Required[str]
-    algorithm: str | None
-    addon: str | None
-    refiner: str | None
-    label: str | None
-    rank: Count | None
-    runs: list[RunEntry] | None
-    mean: dict[str, float | None] | None
-    std: dict[str, float | None] | None
-
-
-# A refined method minus its base in ``comparison.json``, seed by seed.
-PairEntry = TypedDict(
-    "PairEntry",
-    {
-        "name": Required[str],
-        "with": str,
-        "without": str,
-        "mean_difference": float | None,
-        "std": float | None,
-        "differences": list[float | None] | None,
-        "wins": Count,
-        "losses": Count,
-    },
-    total=False,
-)
-
-
-@with_config(LOOSE)
-class ComparisonFile(TypedDict, total=False):
-    """``comparison.json``."""
-
-    title: str | None
-    command: str | None
-    metric: str | None
-    seeds: list[Count] | None
-    cells: list[MethodEntry] | None
-    pairs: list[PairEntry] | None
-    baseline: str | None
 
 
 @dataclass(frozen=True)
@@ -197,7 +142,7 @@ class Comparison:
     """The contents of a comparison folder; ``reference`` is a run that knows the classes."""
 
     path: Path
-    file: ComparisonFile
+    file: ComparisonRecord
     methods: Sequence[Method]
     reference: RunRecord
     problems: Sequence[str]
@@ -239,7 +184,7 @@ def read_comparison(folder: Path) -> Comparison:
             "the comparison was written to."
         )
     remedy = "Run the comparison again."
-    file: ComparisonFile = read_json(path, ComparisonFile, error=FileError, remedy=remedy)
+    file: ComparisonRecord = read_json(path, ComparisonRecord, error=FileError, remedy=remedy)
     problems: list[str] = []
     entries = file.get("cells") or []
     hues = _hues(entries)

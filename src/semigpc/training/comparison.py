@@ -1,6 +1,4 @@
-"""Several experiments on the same splits and seeds: runs what is missing, then means, spreads and
-paired differences.
-"""
+"""Several experiments on the same splits and seeds: run them, then compare them seed by seed."""
 
 import multiprocessing
 import os
@@ -12,23 +10,31 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Required
 
 import numpy as np
+from pydantic import with_config
+from typing_extensions import TypedDict
 
 from semigpc.algorithms import ALGORITHMS
-from semigpc.io.atomic import altered, locked, write_json
+from semigpc.io.atomic import Count, altered, locked, write_json
 from semigpc.io.errors import RunError
 from semigpc.io.threads import granted, hold
 from semigpc.training.experiment import Experiment
 from semigpc.training.loop import train
-from semigpc.training.metrics import CLASS_GROUPS, FIGURES, METRIC
+from semigpc.training.metrics import CLASS_GROUPS, FIGURES, LOOSE, METRIC, Figures
 from semigpc.training.processes import Stopped
-from semigpc.training.run_folder import REDO_SUMMARY, MetricsLine, RunFolder, RunSummary
+from semigpc.training.run_folder import (
+    REDO_SUMMARY,
+    MetricsLine,
+    RunFolder,
+    RunSummary,
+    last_result,
+)
 from semigpc.training.run_log import Listener
 from semigpc.training.state import DataCache
 
-WITHOUT = "none"  # the refiner that others are compared with
+NO_REFINER = "none"  # the refiner that others are compared with
 REPORT_EVERY = 10  # steps between messages of a run in another process
 _CACHE = DataCache()  # of a worker process, which lives as long as its comparison
 
@@ -48,8 +54,83 @@ class Cell:
         return f"{self.experiment.algorithm_name}+{between}{self.experiment.refiner_name}"
 
 
+# comparison.json ----------------------------------------------------------------------------------
+
+
+class RunEntry(TypedDict, total=False):
+    """One seed of a method: its run's folder and last result."""
+
+    seed: Count
+    folder: str
+    result: Figures
+    seconds: float | None
+
+
+class MethodEntry(TypedDict, total=False):
+    """A method and its figures; ``rank`` is its algorithm's place in the registry."""
+
+    name: Required[str]
+    algorithm: str
+    addon: str | None
+    refiner: str
+    label: str
+    rank: Count | None
+    runs: list[RunEntry]
+    mean: dict[str, float | None]
+    std: dict[str, float | None]
+
+
+PairEntry = TypedDict(
+    "PairEntry",
+    {
+        "name": str,
+        "with": str,
+        "without": str,
+        "mean_difference": float,
+        "std": float,
+        "differences": list[float],
+        "wins": Count,
+        "losses": Count,
+    },
+)  # a refined method minus its base; "with" is no name of an attribute
+
+
+@with_config(LOOSE)
+class ComparisonRecord(TypedDict, total=False):
+    """``comparison.json``; ``baseline`` is the method that learns from labels alone, if any."""
+
+    title: str
+    command: str
+    metric: str
+    seeds: list[Count]
+    cells: list[MethodEntry]
+    pairs: list[PairEntry]
+    baseline: str | None
+
+
+class MethodFigures(TypedDict):
+    """A method in short: percent per seed, and of each class group on average."""
+
+    label: str
+    balanced_accuracy: list[float]
+    groups: dict[str, float | None]
+    seconds: float
+
+
+class ComparisonFigures(TypedDict):
+    """A comparison without its figures class by class."""
+
+    title: str
+    seeds: list[int]
+    cells: dict[str, MethodFigures]
+    pairs: list[PairEntry]
+
+
+# Comparing ----------------------------------------------------------------------------------------
+
+
 class ComparisonListener:
-    """Receives what happens, as it happens; override the methods you need."""
+    """Receives progress; override the methods you need."""
 
     def features(self, done: int, total: int) -> None:
         """Features of ``done`` images are computed, of the ``total`` that were not cached."""
@@ -71,7 +152,7 @@ def compare(
     command: str,
     jobs: int = 1,
     listener: ComparisonListener | None = None,
-) -> dict[str, Any]:
+) -> ComparisonRecord:
     """Run every cell with every seed into ``path/cells``; write ``comparison.json`` and return it.
 
     Finished runs are kept and cut-off ones resumed, so a comparison that was stopped goes on where
@@ -100,17 +181,21 @@ def compare(
                 else:
                     listener.done(cell, seed, summary, kept=True)
         _compute_features(missing, listener)
-        _run_missing(missing, path, jobs, listener)
+        if jobs == 1 or len(missing) < 2:
+            _run_here(missing, path, listener)
+        else:
+            _run_in_processes(missing, path, jobs, listener)
         _check_splits(cells, seeds, path)
-        comparison: dict[str, Any] = {
+        methods = [_method_entry(cell, seeds, path) for cell in cells]
+        comparison: ComparisonRecord = {
             "title": title,
             "command": command,
             "metric": METRIC,
             "seeds": list(seeds),
-            "cells": [_cell_figures(cell, seeds, path) for cell in cells],
+            "cells": methods,
+            "pairs": pairs(methods),
+            "baseline": "supervised+none" if "supervised+none" in names else None,
         }
-        comparison["pairs"] = pairs(comparison["cells"])
-        comparison["baseline"] = "supervised+none" if "supervised+none" in names else None
         write_json(path / "comparison.json", comparison)
         return comparison
 
@@ -124,8 +209,10 @@ def run_path(path: Path, cell: Cell, seed: int) -> Path:
 
 
 def finished_run(path: Path, cell: Cell, seed: int) -> RunSummary | None:
-    """Return the summary of a run that was finished with these settings; a RunError if it was with
-    others.
+    """Return the summary of a finished run, None if there is none.
+
+    Raises:
+        RunError: the run was made with other settings, or its files have changed.
     """
     folder = RunFolder(run_path(path, cell, seed))
     if not folder.summary.exists():
@@ -133,79 +220,70 @@ def finished_run(path: Path, cell: Cell, seed: int) -> RunSummary | None:
     if changed := folder.changed(replace(cell.experiment, seed=seed)):
         raise RunError(
             f"{folder.path} holds a run with other settings, by {folder.config.name}: {changed}. "
-            "Compare into another folder (--out), or delete that one."
+            "Set out to another folder, or delete that one."
         )
     summary = folder.read_summary()
     if summary["status"] != "finished":
         return None
-    if summary["step"] != (steps := cell.experiment.train.steps):
+    steps = cell.experiment.train.steps
+    if summary["step"] != steps:
         raise RunError(
-            f"{folder.summary} cannot be used: step must be {steps}, the last of a finished run; got {summary['step']}. "
-            f"{REDO_SUMMARY}"
+            f"{folder.summary} cannot be used: step must be {steps}, the last of a finished run; "
+            f"got {summary['step']}. {REDO_SUMMARY}"
         )
-    changed_files = [
-        name for name in altered(folder.path, summary["files"]) if (folder.path / name).exists()
-    ]
-    if changed_files:  # checkpoints may be deleted
-        raise RunError(
-            f"{folder.path} was finished, but {changed_files[0]} has changed since, by {folder.summary.name}. Delete that "
-            "folder to run it again."
-        )
+    for name in altered(folder.path, summary["files"]):
+        if (folder.path / name).exists():  # checkpoints may be deleted
+            raise RunError(
+                f"{folder.path} was finished, but {name} has changed since, by "
+                f"{folder.summary.name}. Delete that folder to run it again."
+            )
     return summary
 
 
 def _compute_features(missing: list[tuple[Cell, int]], listener: ComparisonListener) -> None:
-    """Compute features of frozen networks once for all runs, before several of them begin to do the
-    same.
-    """
+    """Compute features of frozen networks once, before several runs begin to compute the same."""
     cache = DataCache()
     for cell, seed in missing:
         if cell.experiment.frozen is not None:
             cache.run_data(replace(cell.experiment, seed=seed), progress=listener.features)
 
 
-def _run_missing(
+def _run_here(missing: list[tuple[Cell, int]], path: Path, listener: ComparisonListener) -> None:
+    cache = DataCache()
+    for cell, seed in missing:
+        experiment = replace(cell.experiment, seed=seed)
+        where = run_path(path, cell, seed)
+        progress = listener.run(cell, seed)
+        summary = train(experiment, where, resume=True, listener=progress, cache=cache)
+        listener.done(cell, seed, summary, kept=False)
+
+
+def _run_in_processes(
     missing: list[tuple[Cell, int]], path: Path, jobs: int, listener: ComparisonListener
 ) -> None:
-    if jobs == 1 or len(missing) < 2:
-        cache = DataCache()
-        for cell, seed in missing:
-            experiment, where = replace(cell.experiment, seed=seed), run_path(path, cell, seed)
-            summary = train(
-                experiment, where, resume=True, listener=listener.run(cell, seed), cache=cache
-            )
-            listener.done(cell, seed, summary, kept=False)
-        return
     context = multiprocessing.get_context("spawn")
     messages = context.Manager().Queue()
-    with (
-        _terminable(),
-        ProcessPoolExecutor(
-            jobs, mp_context=context, initializer=hold, initargs=(granted(jobs),)
-        ) as pool,
-    ):
+    pool = ProcessPoolExecutor(
+        jobs, mp_context=context, initializer=hold, initargs=(granted(jobs),)
+    )
+    with _terminable(), pool:
         try:
-            futures = {
-                pool.submit(
-                    _run_elsewhere,
-                    replace(cell.experiment, seed=seed),
-                    run_path(path, cell, seed),
-                    messages,
-                    number,
-                ): (cell, seed)
-                for number, (cell, seed) in enumerate(missing)
-            }
-            _listen(futures, missing, messages, listener)
+            futures = []
+            for number, (cell, seed) in enumerate(missing):
+                experiment = replace(cell.experiment, seed=seed)
+                where = run_path(path, cell, seed)
+                futures.append(pool.submit(_run_as_worker, experiment, where, messages, number))
+            _forward(futures, missing, messages, listener)
         except BaseException:
             for worker in list(pool._processes.values()):
-                worker.terminate()  # which its run takes as Ctrl-C: it saves and stops
+                worker.terminate()  # its run handles this as Ctrl-C: it saves and stops
             pool.shutdown(wait=False, cancel_futures=True)
             raise
 
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """Let SIGTERM end this process as Ctrl-C does, so that it takes its workers along."""
+    """Let SIGTERM end this process as Ctrl-C does, so that its workers are ended too."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -217,10 +295,11 @@ def _terminable() -> Iterator[None]:
 
 
 class _Messenger(Listener):
-    """Passes the progress of a run on to the process that waits for it."""
+    """Sends the progress of a run to the process that waits for it."""
 
     def __init__(self, messages: Any, number: int) -> None:
-        self.messages, self.number = messages, number
+        self.messages = messages
+        self.number = number
 
     def begin(self, first_step: int, total_steps: int) -> None:
         self.messages.put((self.number, "begin", (first_step, total_steps)))
@@ -233,33 +312,31 @@ class _Messenger(Listener):
         self.messages.put((self.number, "entry", (entry,)))
 
 
-def _run_elsewhere(experiment: Experiment, path: Path, messages: Any, number: int) -> RunSummary:
+def _run_as_worker(experiment: Experiment, path: Path, messages: Any, number: int) -> RunSummary:
+    messenger = _Messenger(messages, number)
     try:
-        return train(
-            experiment, path, resume=True, listener=_Messenger(messages, number), cache=_CACHE
-        )
+        return train(experiment, path, resume=True, listener=messenger, cache=_CACHE)
     except Stopped:
-        os._exit(1)  # it is saved; returning would let the pool hand this process the next run
+        os._exit(1)  # it is saved; returning would let the pool give this process the next run
 
 
-def _listen(
-    futures: dict["Future[RunSummary]", tuple[Cell, int]],
+def _forward(
+    futures: Sequence["Future[RunSummary]"],
     runs: list[tuple[Cell, int]],
     messages: Any,
     listener: ComparisonListener,
 ) -> None:
-    """Hand on messages until every run is done; the first error ends it."""
+    """Pass messages on until every run is done; the first error is raised."""
     listeners: dict[int, Listener] = {}
-    waiting = set(futures)
+    waiting = dict(enumerate(futures))
     while waiting:
         with suppress(queue.Empty):
             number, method, arguments = messages.get(timeout=0.2)
             if number not in listeners:
                 listeners[number] = listener.run(*runs[number])
             getattr(listeners[number], method)(*arguments)
-        for future in [future for future in waiting if future.done()]:
-            waiting.remove(future)
-            listener.done(*futures[future], future.result(), kept=False)
+        for number in [number for number, future in waiting.items() if future.done()]:
+            listener.done(*runs[number], waiting.pop(number).result(), kept=False)
 
 
 # Counting -----------------------------------------------------------------------------------------
@@ -273,32 +350,31 @@ def _check_splits(cells: Sequence[Cell], seeds: Sequence[int], path: Path) -> No
         }
         if len(set(hashes.values())) > 1:
             raise RunError(
-                f"the cells of seed {seed} saw different splits: {hashes}. Give them the same data settings."
+                f"the cells of seed {seed} had different splits: {hashes}. Use the same data "
+                "settings for all."
             )
 
 
-def _cell_figures(cell: Cell, seeds: Sequence[int], path: Path) -> dict[str, Any]:
-    runs: list[dict[str, Any]] = []
+def _method_entry(cell: Cell, seeds: Sequence[int], path: Path) -> MethodEntry:
+    runs: list[RunEntry] = []
+    figures: dict[str, list[float | None]] = {}
     for seed in seeds:
         where = run_path(path, cell, seed)
         summary = RunFolder(where).read_summary()
-        result = (summary["results"] or {}).get("last")
-        if result is None:
-            raise RunError(f"{where} has neither test nor validation images to compare by.")
-        runs.append(
-            {
-                "seed": seed,
-                "folder": str(where.relative_to(path)),
-                "result": result,
-                "seconds": summary["seconds"],
-            }
-        )
-    figures: dict[str, list[Any]] = {
-        name: [run["result"][name] for run in runs] for name in FIGURES
-    }
-    figures |= {
-        group: [run["result"]["groups"][group] for run in runs]
-        for group in runs[0]["result"]["groups"]
+        result = last_result(summary)
+        run: RunEntry = {
+            "seed": seed,
+            "folder": str(where.relative_to(path)),
+            "result": result,
+            "seconds": summary["seconds"],
+        }
+        runs.append(run)
+        shown: Mapping[str, Any] = result
+        for name, value in ({name: shown[name] for name in FIGURES} | result["groups"]).items():
+            figures.setdefault(name, []).append(value)
+    known = {
+        name: None if None in values else np.array(values, dtype=np.float64)
+        for name, values in figures.items()
     }
     return {
         "name": cell.name,
@@ -308,36 +384,34 @@ def _cell_figures(cell: Cell, seeds: Sequence[int], path: Path) -> dict[str, Any
         "label": cell.label,
         "rank": list(ALGORITHMS).index(
             cell.experiment.algorithm_name
-        ),  # by which pages choose a colour
+        ),  # pages choose colours by it
         "runs": runs,
         "mean": {
-            name: float(np.mean(values)) if None not in values else None
-            for name, values in figures.items()
+            k: None if values is None else float(values.mean()) for k, values in known.items()
         },
-        "std": {
-            name: float(np.std(values)) if None not in values else None
-            for name, values in figures.items()
-        },
+        "std": {k: None if values is None else float(values.std()) for k, values in known.items()},
     }
 
 
-def pairs(cells: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return each refined algorithm minus its base, seed by seed. Deviations divide by the number
-    of seeds, as USB's do.
+def pairs(cells: Sequence[MethodEntry]) -> list[PairEntry]:
+    """Return each refined algorithm minus its base, seed by seed.
+
+    Deviations divide by the number of seeds, as USB's do.
     """
-    differences_of = []
     bases = {
-        (cell["algorithm"], cell.get("addon")): cell for cell in cells if cell["refiner"] == WITHOUT
+        (cell["algorithm"], cell.get("addon")): cell
+        for cell in cells
+        if cell["refiner"] == NO_REFINER
     }
+    entries: list[PairEntry] = []
     for cell in cells:
         base = bases.get((cell["algorithm"], cell.get("addon")))
         if base is None or cell is base:
             continue
         differences = [
-            ours["result"][METRIC] - theirs["result"][METRIC]
-            for ours, theirs in zip(cell["runs"], base["runs"], strict=True)
+            ours - theirs for ours, theirs in zip(_values(cell), _values(base), strict=True)
         ]
-        differences_of.append(
+        entries.append(
             {
                 "name": f"{cell['label']} - {base['label']}",
                 "with": cell["name"],
@@ -349,36 +423,36 @@ def pairs(cells: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
                 "losses": sum(difference < 0 for difference in differences),
             }
         )
-    return differences_of
+    return entries
 
 
-def figures_of(comparison: dict[str, Any]) -> dict[str, Any]:
-    """Return a comparison without its figures class by class: percent per seed; None for a group
-    without classes.
-    """
-    cells = {
-        cell["name"]: {
-            "label": cell["label"],
-            "balanced_accuracy": [
-                round(100 * run["result"]["balanced_accuracy"], 2) for run in cell["runs"]
-            ],
-            "groups": {
-                name: None if (mean := cell["mean"][name]) is None else round(100 * mean, 2)
-                for name in CLASS_GROUPS
-            },
-            "seconds": round(sum(run["seconds"] for run in cell["runs"]) / len(cell["runs"]), 1),
-        }
-        for cell in comparison["cells"]
-    }
+def _values(cell: MethodEntry) -> list[float]:
+    """Return the metric of each seed."""
+    return [run["result"][METRIC] for run in cell["runs"]]
+
+
+def figures_of(comparison: ComparisonRecord) -> ComparisonFigures:
+    """Return a comparison without its figures class by class."""
     return {
         "title": comparison["title"],
         "seeds": comparison["seeds"],
-        "cells": cells,
+        "cells": {cell["name"]: _method_figures(cell) for cell in comparison["cells"]},
         "pairs": comparison["pairs"],
     }
 
 
-def mean_gain(comparisons: list[dict[str, Any]]) -> float | None:
+def _method_figures(cell: MethodEntry) -> MethodFigures:
+    means = {name: cell["mean"][name] for name in CLASS_GROUPS}
+    seconds = [run["seconds"] or 0.0 for run in cell["runs"]]
+    return {
+        "label": cell["label"],
+        "balanced_accuracy": [round(100 * value, 2) for value in _values(cell)],
+        "groups": {k: None if mean is None else round(100 * mean, 2) for k, mean in means.items()},
+        "seconds": round(sum(seconds) / len(seconds), 1),
+    }
+
+
+def mean_gain(comparisons: Sequence[ComparisonFigures]) -> float | None:
     """Return the mean of all paired differences."""
     gains = [pair["mean_difference"] for comparison in comparisons for pair in comparison["pairs"]]
     return sum(gains) / len(gains) if gains else None
