@@ -255,8 +255,8 @@ MISTAKES: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], Experiment]] = {
     "a number of the device among tensors of the host": (
         _edited(
             GaussianProcessRefiner._class_prior,
-            "counts.mean()",
-            "counts.mean().to(self.engine.device)",
+            "counts.sum()",
+            "counts.sum().to(self.engine.device)",
         ),
         tiny_run(),
     ),

@@ -13,7 +13,7 @@ from semigpc.cli.train import screening_table
 from semigpc.data import ArraysConfig
 from semigpc.report.run_page import write_run_report
 from semigpc.training import Experiment, train
-from semigpc.training.evaluate import SAMPLE, _sample, in_class_auroc
+from semigpc.training.evaluate import SAMPLE_IMAGES, _sample, in_class_auroc
 from semigpc.training.inference import load_run
 from semigpc.training.run_folder import read_run
 from tests.training.small_runs import small_run
@@ -135,9 +135,9 @@ def test_the_auroc_is_the_chance_that_one_of_the_classes_scores_higher() -> None
 
 
 def test_a_large_set_is_sampled_by_the_seed() -> None:
-    assert _sample(SAMPLE, 0).tolist() == list(range(SAMPLE))
-    first, again, other = (_sample(SAMPLE * 5, seed) for seed in (0, 0, 1))
-    assert len(set(first.tolist())) == SAMPLE
+    assert _sample(SAMPLE_IMAGES, 0).tolist() == list(range(SAMPLE_IMAGES))
+    first, again, other = (_sample(SAMPLE_IMAGES * 5, seed) for seed in (0, 0, 1))
+    assert len(set(first.tolist())) == SAMPLE_IMAGES
     assert (first == again).all()
     assert (first != other).any()
-    assert first.max() > SAMPLE
+    assert first.max() > SAMPLE_IMAGES

@@ -232,8 +232,8 @@ def worker_count(
 
 
 class EvaluationBatch(NamedTuple):
-    """``images`` (M, 3, H, W), or features (M, D), ``labels`` (M,) and ``positions`` (M,) in the
-    set.
+    """``images`` (M, 3, H, W) or features (M, D); ``labels`` (M,) and ``positions`` (M,) in the
+    set, which stay on the host.
     """
 
     images: Tensor
@@ -306,8 +306,8 @@ class EvaluationLoader:
             for part in np.split(wanted, range(self.batch_size, len(wanted), self.batch_size))
         ]
         for batch in self._workers if len(wanted) > FEW else self._here:
-            views, labels, places = (tensor.to(self.device, non_blocking=True) for tensor in batch)
-            yield EvaluationBatch(self.source.normalise(views), labels, places)
+            views = batch.images.to(self.device, non_blocking=True)
+            yield batch._replace(images=self.source.normalise(views))
 
     def close(self) -> None:
         """End the worker processes."""

@@ -1,8 +1,6 @@
-"""Evaluation: the network's heads on labelled images, screening of unlabelled ones, and surveys of
-all training images.
-"""
+"""Evaluation: heads on labelled images, screening of unlabelled ones, surveys of all images."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple, cast, get_args
 
@@ -28,23 +26,19 @@ from semigpc.training.metrics import METRIC, Figures, Groups, Head, Part, classi
 from semigpc.training.state import Trainer
 from semigpc.types import ModelOutput
 
-FILLING = 31  # keeps the random numbers of filling a buffer apart from others of the same seed
-# unlabelled images for screening and calibration: a share of them is then known to about one point
-SAMPLE = 2000
+FILLING_STREAM = 31  # keeps the random numbers of filling a buffer apart from others of a seed
+SAMPLE_STREAM = 23  # likewise, of drawing unlabelled images
+SAMPLE_IMAGES = 2000  # for screening and calibration: a share is then known to about one point
 
 
 class Predictions(NamedTuple):
-    """Probabilities of M images by each head: ``probs["linear"]``, and ``probs["gp"]`` where there
-    is one, (M, C).
-    """
+    """Probabilities (M, C) by each head, "linear" and, where there is one, "gp"; labels (M,)."""
 
     probs: dict[Head, npt.NDArray[np.float64]]
     labels: npt.NDArray[np.int64]
 
     def calibrated(self, temperatures: Mapping[Head, float]) -> "Predictions":
-        """Return what the heads report with these temperatures:
-        :func:`semigpc.training.calibration.calibrated`.
-        """
+        """Return what the heads report with these temperatures: :func:`.calibration.calibrated`."""
         return self._replace(probs=calibrated(self.probs, temperatures))
 
 
@@ -70,8 +64,7 @@ def evaluate_run(
     *,
     last: bool,
 ) -> Evaluation:
-    """Evaluate the network and its GP on validation and test images, and its screening of
-    unlabelled ones.
+    """Evaluate the network and its GP on validation and test images, and screening.
 
     A GP that is rebuilt for evaluation is refilled once, from the labelled images as the network
     sees them now. Confidence is calibrated on the validation images; without any, at the ``last``
@@ -130,18 +123,16 @@ def judged_head(
     *,
     addon_answers: bool = False,
 ) -> Head:
-    """Return the head by which a run is judged and which predicts, "linear" or "gp". No test label
-    is needed.
+    """Return the head by which a run is judged and which predicts; no test label is needed.
 
     It is the linear one without a GP or with an empty buffer, the GP with role ``classifier``, and
-    otherwise as
-    ``eval_head`` says. ``auto``: the head with the better balanced accuracy on validation images;
-    without any, or if both are equal, the GP, once its scales are tuned, unless an add-on such as
-    CoSSL answers in place of the linear head, with a classifier trained for balance.
+    otherwise that of ``eval_head``. ``auto``: the head with the better balanced accuracy on
+    validation images; without any, or if both are equal, the GP, once its scales are tuned, unless
+    an add-on such as CoSSL replaces the linear head by a classifier trained for balance.
 
     Args:
         gp: as it is evaluated. validation: balanced accuracy of both heads, if known.
-        addon_answers: whether the linear head's answer is an add-on's.
+        addon_answers: whether the linear head's logits are an add-on's.
     """
     if gp is None or not len(gp.engine):
         return "linear"
@@ -161,62 +152,56 @@ def _temperatures_without_labels(
     network: nn.Module,
     gp: GaussianProcessRefiner | None,
 ) -> dict[Head, float]:
-    """Return the temperature of each head by two halves of the labels, on 2000 unlabelled images at
-    most; none if impossible.
+    """Return the temperature of each head by two halves of the labels; none if impossible.
 
-    The halves work on cached features where the network trains on those, which have not seen the
-    labels, else on its own.
+    At most 2000 unlabelled images are used. The halves work on cached features where the network
+    trains on those, which do not depend on the labels, else on the network's own.
     """
-    chosen, halves = (
-        _sample(len(splits.unlabeled), experiment.seed),
-        halved(splits.labeled.labels, splits.n_classes, experiment.seed),
-    )
+    labels = splits.labeled.labels
+    chosen = _sample(len(splits.unlabeled), experiment.seed)
+    halves = halved(labels, splits.n_classes, experiment.seed)
     if halves is None or not len(chosen):
         return {}
-
-    def features(images: ImageSet, positions: npt.NDArray[np.int64] | None = None) -> Tensor:
-        with _evaluating(network):
-            batches = (inputs for inputs, _, _ in loader.batches(images, positions))
-            return torch.cat([inputs if frozen else network(inputs).features for inputs in batches])
-
     frozen = experiment.frozen is not None
-    labels = splits.labeled.labels
+    unlabeled: list[Tensor] = []
+
+    def keep(inputs: Tensor, output: ModelOutput) -> None:
+        unlabeled.append(inputs if frozen else output.features)
+
+    predictions = predict(network, gp, loader.batches(splits.unlabeled, chosen), keep)
+    with _evaluating(network):
+        batches = [inputs for inputs, _, _ in loader.batches(splits.labeled)]
+        labeled = [inputs if frozen else network(inputs).features for inputs in batches]
     predicted = predicted_by_halves(
-        features(splits.labeled),
-        labels,
-        halves,
-        features(splits.unlabeled, chosen),
-        splits.n_classes,
+        torch.cat(labeled), labels, halves, torch.cat(unlabeled), splits.n_classes
     )
-    predictions = predict(network, gp, loader.batches(splits.unlabeled, chosen))
     return from_halves(_trained_heads(predictions, gp), predicted, strict=not frozen)
 
 
 def _trained_heads(
     predictions: Predictions, gp: GaussianProcessRefiner | None
 ) -> dict[Head, npt.NDArray[np.float64]]:
-    """Return the probabilities of the heads to calibrate: with role ``classifier`` nothing trains
-    the linear one.
-    """
-    untrained = (
-        {"linear"}
-        if "gp" in predictions.probs and gp is not None and gp.config.role == "classifier"
-        else set()
-    )
-    return {head: probs for head, probs in predictions.probs.items() if head not in untrained}
+    """Return the heads to calibrate; with role ``classifier`` nothing trains the linear one."""
+    probs = dict(predictions.probs)
+    if "gp" in probs and gp is not None and gp.config.role == "classifier":
+        del probs["linear"]
+    return probs
 
 
 def predict(
     network: nn.Module,
     gp: GaussianProcessRefiner | None,
     batches: Iterable[tuple[Tensor, Tensor, Tensor]],
+    on_output: Callable[[Tensor, ModelOutput], None] | None = None,
 ) -> Predictions:
-    """Return the probabilities of every image, by the network in evaluation mode. A GP with an
-    empty buffer is left out.
+    """Return the probabilities of every image, by the network in evaluation mode.
+
+    A GP with an empty buffer is left out.
 
     Args:
         network: evaluated as it is. gp: on its features.
-        batches: as of :class:`EvaluationLoader`, on the network's device.
+        batches: as of :class:`EvaluationLoader`; labels stay on the host.
+        on_output: called with the inputs and outputs of each batch.
     """
     parts: dict[Head, list[Tensor]] = {"linear": []}
     if gp is not None and len(gp.engine):
@@ -225,14 +210,17 @@ def predict(
     with _evaluating(network):
         for images, targets, _ in batches:
             output: ModelOutput = network(images)
+            if on_output is not None:
+                on_output(images, output)
             parts["linear"].append(torch.softmax(output.logits.double(), dim=1).cpu())
             if gp is not None and "gp" in parts:
                 parts["gp"].append(torch.softmax(gp.logits(output).double(), dim=1).cpu())
-            labels.append(targets.cpu())
+            labels.append(targets)
     probs = {head: torch.cat(batches).numpy() for head, batches in parts.items()}
     if not all(np.isfinite(values).all() for values in probs.values()):
         raise DivergedError(
-            "the network's predictions contain NaN or infinity. Start a new run with a lower train.lr."
+            "the network's predictions contain NaN or infinity. Start a new run with a lower "
+            "train.lr."
         )
     return Predictions(probs, torch.cat(labels).numpy())
 
@@ -243,13 +231,11 @@ def predict(
 def refilled(
     refiner: GaussianProcessRefiner, network: nn.Module, loader: EvaluationLoader, labeled: ImageSet
 ) -> GaussianProcessRefiner:
-    """Return a GP of the same kind over the labelled set as the network sees it now, without
-    augmentation. O(n N^2).
-    """
+    """Return a GP of the same kind over the labelled set as the network sees it now. O(n N^2)."""
     fresh = refiner.empty_copy()
     with _evaluating(network):
         for images, targets, positions in loader.batches(labeled):
-            fresh.store(network(images), targets, positions)
+            fresh.store(network(images), targets.to(loader.device), positions)
     return fresh
 
 
@@ -260,14 +246,13 @@ def fill_rings(
     labeled: ImageSet,
     seed: int,
 ) -> None:
-    """Fill all rings of a balanced buffer with weak views of the labelled images, in turns of one
-    image of each class.
+    """Fill all rings of a balanced buffer with weak views of the labelled images, class by class.
 
     As rows come with the labelled batches, the ring of a rare class fills slowly: on CIFAR-10-LT in
     setting A, at ratio 150, after 71 000 of 204 800 steps. Within a class whole random permutations
     follow each other. The network is in evaluation mode, which all N_Q images pass once.
     """
-    rng = np.random.default_rng([seed, FILLING])
+    rng = np.random.default_rng([seed, FILLING_STREAM])
     rounds = refiner.entries_per_class
     labels = labeled.labels
     members = [np.flatnonzero(labels == c) for c in np.unique(labels)]
@@ -276,13 +261,11 @@ def fill_rings(
         for rows in members
     ]
     positions = np.stack(turns, axis=1).reshape(-1)
+    bounds = range(loader.batch_size, len(positions), loader.batch_size)
     with _evaluating(network):
-        for part in np.split(
-            positions, range(loader.batch_size, len(positions), loader.batch_size)
-        ):
-            views = loader.source.cut("weak", loader.source.fetch(labeled, part), rng).to(
-                loader.device
-            )
+        for part in np.split(positions, bounds):
+            images = loader.source.fetch(labeled, part)
+            views = loader.source.cut("weak", images, rng).to(loader.device)
             output = network(loader.source.normalise(views))
             classes = torch.from_numpy(labels[part]).to(loader.device)
             refiner.store(output, classes, torch.from_numpy(part))
@@ -292,8 +275,7 @@ def fill_rings(
 
 
 def survey(network: nn.Module, splits: Splits, loader: EvaluationLoader) -> Survey:
-    """Return the network's outputs for every labelled and unlabelled image, for add-ons that choose
-    among them.
+    """Return the network's outputs for every training image, for add-ons that choose among them.
 
     The network is in evaluation mode. O((n + u) (C + D)) memory.
     """
@@ -320,12 +302,11 @@ def screening(
     network: nn.Module,
     gp: GaussianProcessRefiner | None,
 ) -> Figures | None:
-    """Return how well each confidence separates U_in from U_out, on 2000 unlabelled images at most;
-    None if U_out is unknown.
+    """Return how well each confidence separates U_in from U_out; None if U_out is unknown.
 
     ``auroc_linear`` is that of the linear head's largest probability, ``auroc_max_softmax``,
-    ``auroc_variance`` and ``auroc_expected`` those of the GP, unless its buffer is empty. The
-    images are drawn by the run's seed, the same ones every time. O(M N^2) for M images.
+    ``auroc_variance`` and ``auroc_expected`` those of the GP, unless its buffer is empty. At most
+    2000 images are drawn by the run's seed, the same ones every time. O(M N^2) for M images.
     """
     if splits.unlabeled_out is None:
         return None
@@ -357,31 +338,24 @@ def screening(
 def in_class_auroc(
     scores: Mapping[str, npt.NDArray[np.floating[Any]]], outside: npt.NDArray[np.bool_]
 ) -> dict[str, float]:
-    """Return for each score (M,) the chance that an image of U_in has a higher one than one of
-    U_out; ties count half.
-    """
-    from sklearn.metrics import (
-        roc_auc_score,
-    )  # takes a second to import, which runs without U_out need not wait for
+    """Return for each score (M,) the chance that it is higher in U_in than in U_out; ties: half."""
+    from sklearn.metrics import roc_auc_score  # takes a second to import, for few runs
 
     return {name: float(roc_auc_score(~outside, values)) for name, values in scores.items()}
 
 
 def _sample(size: int, seed: int) -> npt.NDArray[np.int64]:
     """Return positions in ascending order: all of them, or 2000 drawn by the seed."""
-    if size <= SAMPLE:
+    if size <= SAMPLE_IMAGES:
         return np.arange(size)
-    drawn: npt.NDArray[np.int64] = np.sort(
-        np.random.default_rng([seed, 23]).choice(size, SAMPLE, replace=False)
-    )
+    rng = np.random.default_rng([seed, SAMPLE_STREAM])
+    drawn: npt.NDArray[np.int64] = np.sort(rng.choice(size, SAMPLE_IMAGES, replace=False))
     return drawn
 
 
 @contextmanager
 def _evaluating(network: nn.Module) -> Iterator[None]:
-    """Put the network into evaluation mode, without gradients, and back into its own mode
-    afterwards.
-    """
+    """Put the network into evaluation mode, without gradients, and back afterwards."""
     training = network.training
     network.eval()
     try:

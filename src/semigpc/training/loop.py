@@ -37,6 +37,7 @@ from semigpc.training.run_folder import (
     RunFolder,
     RunSummary,
     SilentRunFolder,
+    generation_steps,
     split_facts,
     write_checkpoint,
 )
@@ -44,10 +45,12 @@ from semigpc.training.run_log import Listener, RunLog
 from semigpc.training.state import DataCache, RunData, Trainer, assemble, build_fabric, products_in
 from semigpc.types import Batch, Clock, StepOutput
 
-LEAST_SCALE = (
-    2.0**-10
-)  # of the loss in 16-mixed, which is halved after every step that overflows; it begins at 2^16
-ADVICE = "Start a new run with a lower train.lr, longer train.warmup_steps, train.clip_norm=1, or train.precision=32-true."
+# of the loss in 16-mixed; it starts at 2^16 and is halved after every step that overflows
+LEAST_LOSS_SCALE = 2.0**-10
+ADVICE = (
+    "Start a new run with a lower train.lr, longer train.warmup_steps, train.clip_norm=1, or "
+    "train.precision=32-true."
+)
 
 
 def train(
@@ -63,9 +66,8 @@ def train(
 
     The result on a CPU depends on the experiment and the number of torch's threads alone: a run
     that was killed and resumed ends with the same bits as one that was not, whatever the number of
-    loader workers. After Ctrl-C, which saves at once, a
-    run with a GP goes on from an inverse rebuilt at another step than it would have been: the same
-    up to rounding.
+    loader workers. After Ctrl-C, which saves at once, a run with a GP goes on from an inverse
+    rebuilt at another step than it would have been: the same up to rounding.
 
     Args:
         experiment: what to do. path: of the run folder.
@@ -85,7 +87,8 @@ def train(
             disk is full.
         Stopped: after Ctrl-C, once everything is saved.
     """
-    cache, listener = cache or DataCache(), listener or Listener()
+    cache = cache or DataCache()
+    listener = listener or Listener()
     folder = RunFolder(path) if fabric is None or fabric.is_global_zero else SilentRunFolder(path)
     with folder.locked():
         splits = cache.splits(experiment.data, experiment.seed)
@@ -102,14 +105,11 @@ def train(
             with fabric.rank_zero_first(local=True):  # may take minutes, which Ctrl-C ends at once
                 data = cache.run_data(experiment, fabric.device, listener.features)
             with Interrupt() as interrupt:
-                saved = (
-                    folder.checkpoint("last", experiment, split_facts(splits))
-                    if begun and folder.last.exists()
-                    else None
-                )
-                run = Run(
-                    experiment, folder, data, listener, fabric, interrupt, fabric.broadcast(saved)
-                )
+                saved = None
+                if begun and folder.last.exists():
+                    saved = folder.checkpoint("last", experiment, split_facts(splits))
+                saved = fabric.broadcast(saved)
+                run = Run(experiment, folder, data, listener, fabric, interrupt, saved)
                 try:
                     return run.train(started=begun)
                 finally:
@@ -140,7 +140,7 @@ class Generation:
 
 
 class Run:
-    """One run on its way: what is trained, where it is written, and the generation that trains now.
+    """One run: what is trained, where it is written, and the generation that trains now.
 
     Args:
         experiment: what to do. folder: where to write. data: of the experiment. listener: receives
@@ -159,8 +159,13 @@ class Run:
         interrupt: Interrupt,
         saved: Checkpoint | None = None,
     ) -> None:
-        self.experiment, self.folder, self.data, self.listener = experiment, folder, data, listener
-        self.fabric, self.interrupt, self.saved = fabric, interrupt, saved
+        self.experiment = experiment
+        self.folder = folder
+        self.data = data
+        self.listener = listener
+        self.fabric = fabric
+        self.interrupt = interrupt
+        self.saved = saved
         self.facts = split_facts(data.splits)
         self.groups = self.facts["class_groups"] or {}
         self.workers = worker_count(
@@ -173,9 +178,7 @@ class Run:
         self.current = self._generation(0) if saved is None else self._resumed(saved)
 
     def train(self, *, started: bool) -> RunSummary:
-        """Train to the end and return the summary; ``started`` if the folder has the run's files
-        already.
-        """
+        """Train to the end and return the summary; ``started`` if the folder has its files."""
         self.batches(self.current.first)  # raises what cannot work before anything is written
         if not started:
             self.folder.start(self.experiment, self.data.splits)
@@ -199,10 +202,9 @@ class Run:
             self.log.note(self.current.first, note)
 
     def batches(self, first: int) -> Generator[Batch]:
-        """Return the batches of the current generation from a step on, normalised and on the
-        device.
-        """
-        config, addon = self.experiment.train, self.experiment.addon
+        """Return the batches of the current generation from a step on, ready on the device."""
+        config = self.experiment.train
+        addon = self.experiment.addon
         stream = BatchStream(
             self.current.splits,
             self.current.source,
@@ -225,59 +227,64 @@ class Run:
     # Training -------------------------------------------------------------------------------------
 
     def _train_generation(self, first: int) -> None:
+        config = self.experiment.train
+        warmup_steps = max(config.warmup_steps, self.experiment.refiner.warmup_steps)
+        self.log.follow(self.current.trainer.refiner, self.current.first + warmup_steps)
         with closing(self.batches(first)) as batches:
-            self._train_on(batches, first)
+            own = replace(config, steps=self.current.steps)
+            for step in range(first, self.current.last):
+                self._step(step, batches, own)
+                self._after_step(step + 1)
 
-    def _train_on(self, batches: Iterator[Batch], first: int) -> None:
-        config, current, trainer, log = (
-            self.experiment.train,
-            self.current,
-            self.current.trainer,
-            self.log,
-        )
-        own = replace(config, steps=current.steps)
-        warmup_steps = self.experiment.refiner.warmup_steps
-        log.follow(trainer.refiner, current.first + max(config.warmup_steps, warmup_steps))
-        for step in range(first, current.last):
-            waited = time.perf_counter()
-            batch = next(batches)
-            waited = time.perf_counter() - waited
+    def _step(self, step: int, batches: Iterator[Batch], config: TrainConfig) -> None:
+        """Load a batch and train on it; ``config.steps`` are those of the generation."""
+        current = self.current
+        trainer = current.trainer
+        began = time.perf_counter()
+        batch = next(batches)
+        waited = time.perf_counter() - began
+        clock = Clock(step - current.first, current.steps, config.epoch_steps, current.number)
+        if trainer.addon.surveys(clock):
+            trainer.addon.survey(survey(trainer.evaluated, current.splits, current.loader))
+        if clock.step == self.experiment.refiner.warmup_steps:
+            self._fill_rings()
+        output, rate = take_step(trainer, batch, clock, config)
+        self.log.record(step, output, batch, rate=rate, waited=waited)
 
-            clock = Clock(step - current.first, current.steps, config.epoch_steps, current.number)
-            if trainer.addon.surveys(clock):
-                trainer.addon.survey(survey(trainer.evaluated, current.splits, current.loader))
-            if clock.step == warmup_steps:
-                self._fill_rings()
-            output, rate = take_step(trainer, batch, clock, own)
-            log.record(step, output, batch, rate=rate, waited=waited)
-            done = step + 1
-            for note in trainer.addon.take_notes():
-                log.note(done, note)
-            if done % config.log_steps == 0 or done == config.steps:
-                log.log(done)
-                scale = trainer.precision_state().get("scale", 1.0)
-                if scale < LEAST_SCALE:
-                    raise DivergedError(
-                        f"gradients overflow at step {step} with a loss scale as small as {scale:g}. {ADVICE}"
-                    )
-            if (done % config.eval_steps == 0 or done == config.steps) and self._evaluate(done):
-                self._save(self.folder.best, done)
-            stop = _any_process(self.fabric, self.interrupt.requested) and done < config.steps
-            if done % config.checkpoint_steps == 0 or done == config.steps or stop:
-                log.log(done)
-                trainer.rebuild_gp()
-                self._save(self.folder.last, done)
-            if stop:
-                self._finish(done, "stopped")
-                # a launcher may kill all processes once one has ended, so none ends before all is
-                # saved
-                self.fabric.barrier()
-                raise Stopped(
-                    f"stopped after step {done} of {config.steps}; everything is saved in {self.folder.path}."
+    def _after_step(self, done: int) -> None:
+        """Log, evaluate and save where it is time to, after ``done`` steps."""
+        config = self.experiment.train
+        trainer = self.current.trainer
+        at_end = done == config.steps
+        for note in trainer.addon.take_notes():
+            self.log.note(done, note)
+        if done % config.log_steps == 0 or at_end:
+            self.log.log(done)
+            scale = trainer.precision_state().get("scale", 1.0)
+            if scale < LEAST_LOSS_SCALE:
+                raise DivergedError(
+                    f"gradients overflow at step {done - 1} with a loss scale as small as "
+                    f"{scale:g}. {ADVICE}"
                 )
+        if (done % config.eval_steps == 0 or at_end) and self._evaluate(done):
+            self._save(self.folder.best, done)
+        stop = _any_process(self.fabric, self.interrupt.requested) and not at_end
+        if done % config.checkpoint_steps == 0 or at_end or stop:
+            self.log.log(done)
+            trainer.rebuild_gp()
+            self._save(self.folder.last, done)
+        if stop:
+            self._finish(done, "stopped")
+            # A launcher may kill all processes once one has ended: none ends before all is saved.
+            self.fabric.barrier()
+            raise Stopped(
+                f"stopped after step {done} of {config.steps}; everything is saved in "
+                f"{self.folder.path}."
+            )
 
     def _evaluate(self, step: int) -> bool:
-        began, current = time.perf_counter(), self.current
+        began = time.perf_counter()
+        current = self.current
         last = step == self.experiment.train.steps
         evaluation = evaluate_run(
             self.experiment, current.trainer, current.splits, current.loader, self.groups, last=last
@@ -285,10 +292,9 @@ class Run:
         return self.log.evaluated(step, evaluation, last=last, seconds=time.perf_counter() - began)
 
     def _save(self, path: Path, step: int) -> None:
-        """Write everything at the end of a step into one file, which the first of several processes
-        does.
-        """
-        current, trainer = self.current, self.current.trainer
+        """Write everything at the end of a step into one file, in the first process."""
+        current = self.current
+        trainer = current.trainer
         state = {
             "step": step,
             "journal": self.log.state(),
@@ -298,9 +304,8 @@ class Run:
             "experiment": self.experiment.to_plain(),
             "split": self.facts,
         }
-        tensors = (
-            trainer.tensors()
-        )  # called on every process: the members of an ensemble may be spread over them
+        # Called in every process: the members of an ensemble may be spread over them.
+        tensors = trainer.tensors()
         if current.number:
             tensors["generation"] = {"labels": torch.from_numpy(current.labels)}
         if self.folder.writes:
@@ -329,7 +334,10 @@ class Run:
             )
         train = experiment.train
         if train.precision_on(self.fabric.device.type) != train.precision:
-            yield f"train.precision={train.precision} needs a GPU; on this CPU the network computes in float32."
+            yield (
+                f"train.precision={train.precision} needs a GPU; on this CPU the network computes "
+                "in float32."
+            )
         has_threshold = experiment.algorithm.has_threshold
         yield from current.trainer.refiner.notes(has_threshold=has_threshold)
 
@@ -346,12 +354,10 @@ class Run:
 
     def _generation(self, number: int, labels: Integers | None = None) -> Generation:
         """Return generation ``number``, fresh, with the labels (u,) that the one before gave."""
-        (splits, source), generations = self.data, self.experiment.addon.generations
-        steps = self.experiment.train.steps
+        splits, source = own_splits, own_source = self.data
         labels = np.full(len(splits.unlabeled), -1) if labels is None else labels
-        own_splits, own_source = (
-            join(splits, labels, source) if (labels >= 0).any() else (splits, source)
-        )
+        if (labels >= 0).any():
+            own_splits, own_source = join(splits, labels, source)
         trainer = assemble(
             self.experiment,
             own_splits.class_counts,
@@ -360,7 +366,7 @@ class Run:
             original_counts=splits.class_counts,
             cached_width=source.width if isinstance(source, CachedFeatures) else None,
         )
-        first, last = number * steps // generations, (number + 1) * steps // generations
+        first, last = generation_steps(self.experiment, number)
         loader = EvaluationLoader(
             [splits.labeled, *(images for _, images in own_splits.parts())],
             own_source,
@@ -372,24 +378,26 @@ class Run:
 
     def _resumed(self, saved: Checkpoint) -> Generation:
         """Return the generation in which a checkpoint was written, in its state."""
-        splits, number, tensor = (
-            self.data.splits,
-            int(saved.state["generation"]),
-            saved.part("generation").get("labels"),
-        )
+        number = int(saved.state["generation"])
+        tensor = saved.part("generation").get("labels")
         labels = None if tensor is None else tensor.numpy()
-        if labels is not None and not (
-            labels.shape == (len(splits.unlabeled),)
-            and -1 <= labels.min() <= labels.max() < splits.n_classes
-        ):
-            raise CheckpointError(
-                f"the checkpoint of generation {number} has labels for {len(labels)} images, with classes {labels.min()} to "
-                f"{labels.max()}; the data have {len(splits.unlabeled)} unlabelled images and {splits.n_classes} classes. "
-                "Put the run folder back as it was, or train anew in another one."
-            )
+        if labels is not None:
+            self._check_labels(number, labels)
         generation = self._generation(number, labels)
         generation.trainer.restore(saved)
         return generation
+
+    def _check_labels(self, number: int, labels: Integers) -> None:
+        splits = self.data.splits
+        size = len(splits.unlabeled)
+        in_range = -1 <= labels.min() <= labels.max() < splits.n_classes
+        if labels.shape != (size,) or not in_range:
+            raise CheckpointError(
+                f"the checkpoint of generation {number} has labels for {len(labels)} images, with "
+                f"classes {labels.min()} to {labels.max()}; the data have {size} unlabelled images "
+                f"and {splits.n_classes} classes. Put the run folder back as it was, or train "
+                "again in another one."
+            )
 
     def _following(self) -> tuple[Generation, str]:
         """Return the next generation, and a note about it.
@@ -397,29 +405,27 @@ class Run:
         The network labels all of U as in evaluation, without a GP; the add-on chooses, and
         everything starts afresh with these labels.
         """
-        trainer, number = self.current.trainer, self.current.number + 1
+        trainer = self.current.trainer
+        number = self.current.number + 1
         with self.current.loader as loader:
             outputs = survey(trainer.evaluated, self.data.splits, loader)
         labels = trainer.addon.relabel(outputs).cpu().numpy().astype(np.int64)
         generation = self._generation(number, labels)
         joined = labels[labels >= 0]
-        if not len(joined):
-            return (
-                generation,
-                f"Generation {number + 1} begins with no label more: no unlabelled image was chosen.",
+        note = f"Generation {number + 1} begins without further labels: no image was chosen."
+        if len(joined):
+            counts = np.bincount(joined, minlength=self.data.splits.n_classes).tolist()
+            note = (
+                f"Generation {number + 1} begins with {len(joined)} more images, labelled by the "
+                f"one before, by class {counts}."
             )
-        counts = np.bincount(joined, minlength=self.data.splits.n_classes).tolist()
-        return generation, (
-            f"Generation {number + 1} begins with {len(joined)} images more, labelled by the one before, by class {counts}."
-        )
+        return generation, note
 
 
 def take_step(
     trainer: Trainer, batch: Batch, clock: Clock, config: TrainConfig
 ) -> tuple[StepOutput, float]:
-    """Compute the loss, its gradient, the optimiser's step and the moving average; return output
-    and learning rate.
-    """
+    """Take one step of the optimiser and the moving average; return output and learning rate."""
     step = clock.step
     rate = set_rate(trainer.optimizer, step, config)
     try:
@@ -443,9 +449,11 @@ def take_step(
     if trainer.fabric.world_size > 1:
         sum_gradients(trainer.model, trainer.fabric)
     if config.clip_norm:
-        student, most = trainer.networks.student, config.clip_norm
         trainer.fabric.clip_gradients(
-            student, trainer.optimizer, max_norm=most, error_if_nonfinite=False
+            trainer.networks.student,
+            trainer.optimizer,
+            max_norm=config.clip_norm,
+            error_if_nonfinite=False,
         )
     trainer.optimizer.step()
     if trainer.average is not None:
@@ -462,9 +470,7 @@ def _any_process(fabric: Fabric, flag: bool) -> bool:
 
 @contextmanager
 def _own_random_numbers(experiment: Experiment) -> Iterator[None]:
-    """Seed torch for the run, and give the caller's generator, thread count and kind of products
-    back afterwards.
-    """
+    """Seed torch for the run; restore the caller's generator, threads and TF32 afterwards."""
     with (
         torch.random.fork_rng(),
         using(experiment.train.threads or allowed()),
