@@ -32,7 +32,8 @@ from semigpc.gp.kernels import RBF
 TURN = 65_536  # rows that one contender labels before it is the other's turn
 COMPARED = 1024  # rows whose numbers are compared
 CARDS = 1000  # rows that are scored again after a correction
-KERNEL, NOISE_STD = RBF(length_scale=0.7), 0.3
+KERNEL = RBF(length_scale=0.7)
+NOISE_STD = 0.3
 Record = dict[str, Any]
 Report = Callable[[str], object]
 
@@ -156,7 +157,8 @@ class Floor:
     def products(self, rows: NDArray[np.float32], *, variance: bool) -> tuple[Tensor, Tensor]:
         """The mean (m, C), and L^-1 k (m, N) or k, of the last chunk of the rows."""
         for chunk in torch.from_numpy(rows).split(CHUNK):
-            k, mean = self.k[: len(chunk)], self.mean[: len(chunk)]
+            k = self.k[: len(chunk)]
+            mean = self.mean[: len(chunk)]
             torch.mm(chunk, self.columns, out=k).exp_()
             torch.mm(k, self.weights, out=mean)
             if variance:
@@ -282,27 +284,25 @@ def label(
 
 
 def _table(record: dict[str, Any]) -> Table:
-    title = f"{record['rows']:,} rows of {record['width']}, {record['labels']:,} labels, {record['classes']} classes"
+    title = (
+        f"{record['rows']:,} rows of {record['width']}, {record['labels']:,} labels, "
+        f"{record['classes']} classes"
+    )
     table = new_table(title, "", "rows per second", "floor", "time / floor")
     for name, figures in (("with variance", record), ("without", record["without_variance"])):
-        rates = (
-            f"{figures['rows_per_s']:,.0f}",
-            f"{figures['floor_rows_per_s']:,.0f}",
-            f"{figures['ratio']:.2f}",
-        )
-        table.add_row(f"semigpc, {name}", *rates)
+        rate = f"{figures['rows_per_s']:,.0f}"
+        floor = f"{figures['floor_rows_per_s']:,.0f}"
+        table.add_row(f"semigpc, {name}", rate, floor, f"{figures['ratio']:.2f}")
     for name, peer in (record["peers"] or {}).items():
-        table.add_row(
-            f"{name}, {peer['rows']:,} rows", f"{peer['rows_per_s'] or 0:,.0f}", "", _end(peer)
-        )
+        rate = f"{peer['rows_per_s'] or 0:,.0f}"
+        table.add_row(f"{name}, {peer['rows']:,} rows", rate, "", _end(peer))
     notes = [f"error {record['max_abs_error']:.1e}"]
     if record["peak_bytes"] is not None:
         notes.insert(0, f"{record['peak_bytes'] / 1e6:,.0f} MB beyond the input")
     if record["correction"]:
         correction = record["correction"]
-        notes.append(
-            f"a correction among {correction['labels']:,} labels takes {correction['seconds']:.2f} s"
-        )
+        labels = f"{correction['labels']:,} labels"
+        notes.append(f"a correction among {labels} takes {correction['seconds']:.2f} s")
     table.caption = "; ".join(notes)
     return table
 

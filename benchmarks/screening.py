@@ -241,7 +241,8 @@ def _tables(summary: dict[str, Any]) -> list[Table]:
     headings = (SHORT.get(score, score) for score in summary["auroc"])
     auroc = new_table("AUROC of known against unknown classes", "problem", *headings)
     for name, problem in summary["problems"].items():
-        best, spread = max(problem["auroc"].values()), problem["auroc_std"]
+        best = max(problem["auroc"].values())
+        spread = problem["auroc_std"]
         cells = {
             score: f"{value:.3f} ±{spread[score]:.2f}".replace("±0", "±")
             for score, value in problem["auroc"].items()
@@ -254,7 +255,10 @@ def _tables(summary: dict[str, Any]) -> list[Table]:
             ),
         )
     auroc.add_row("all", *(f"{value:.3f}    " for value in summary["auroc"].values()), style="bold")
-    auroc.caption = "mean ± deviation over seeds; 0.5 is a coin. nearest: distance to a label; lof: LocalOutlierFactor"
+    auroc.caption = (
+        "mean ± deviation over seeds; 0.5 is chance. nearest: distance to a label; "
+        "lof: LocalOutlierFactor"
+    )
     kinds = list(summary["risk"])
     headings = (f"{SHORT.get(kind, kind)}\n{rows}" for rows in ROWS for kind in kinds)
     risk = new_table("Wrong labels in percent, of the half each is surest of", "problem", *headings)
@@ -263,7 +267,10 @@ def _tables(summary: dict[str, Any]) -> list[Table]:
             f"{100 * problem['risk'][kind][key]['half']:.1f}" for key in ROWS for kind in kinds
         )
         risk.add_row(name, *halves, style="bold" if name == "all" else "")
-    risk.caption = "known: of rows of known classes; all: of all rows, where labels of unknown classes are wrong"
+    risk.caption = (
+        "known: of rows of known classes; all: of all rows, where labels of unknown classes are "
+        "wrong"
+    )
     return [auroc, risk]
 
 

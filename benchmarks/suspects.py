@@ -253,8 +253,8 @@ def _table(summary: Record, figure: str) -> Table:
         own = problem[figure][OURS]
         table.add_row(name, f"[bold]{own:.3f}[/]" if own >= best else f"{own:.3f}", *cells)
     table.caption = (
-        f"cleanlab's scores, fed with probabilities of logistic regression and of semigpc; at or above the best of the former "
-        f"on {summary['at_or_above'][figure]} of {summary['of']}"
+        "cleanlab's scores, fed with probabilities of logistic regression and of semigpc; at or "
+        f"above the best of the former on {summary['at_or_above'][figure]} of {summary['of']}"
     )
     return table
 

@@ -1,7 +1,7 @@
-"""Files that were good once: every kind of input, small, and what chance makes of it; and a process
-that reads them.
+"""Small files of every kind of input, damaged at random, and a process that reads them.
 
-python -m tests.labeling.damaged FOLDER    reads every file there and prints one line of JSON before and after each
+``python -m tests.labeling.damaged FOLDER`` reads every file there and prints one line of JSON
+before and after each.
 """
 
 import io

@@ -197,10 +197,7 @@ def test_a_name_of_megabytes_is_refused(tmp_path: Path) -> None:
     parquet.write_table(
         pyarrow.table({"id": ["a"], "f": [1.0], "label": [long]}), tmp_path / "x.parquet"
     )
-    with pytest.raises(
-        DataError,
-        match=r"A label in .*x.parquet has 2000000 characters, and 1000 is the most: it begins with",
-    ):
+    with pytest.raises(DataError, match=r"x.parquet has 2000000 characters, .* 1000"):
         list(open_source(tmp_path / "x.parquet").batches(10))
     parquet.write_table(
         pyarrow.table({"file_name": ["a.png"], "label": [long]}), tmp_path / "l.parquet"

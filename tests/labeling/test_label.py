@@ -176,24 +176,27 @@ def test_a_killed_run_goes_on_and_ends_the_same(usual: Path, tmp_path: Path) -> 
     script = f"""
 import os, signal
 from pathlib import Path
-from semigpc.labeling.label import LabelSettings
-from semigpc.labeling.label import label_data
+from semigpc.labeling.label import LabelSettings, label_data
 
 def die(stage, done, total):
     if stage == "labelling" and done == 200:
         os.kill(os.getpid(), signal.SIGKILL)
 
-data, labels, out = Path({str(usual / "data.parquet")!r}), Path({str(usual / "labels.csv")!r}), Path({str(tmp_path / "out")!r})
-label_data(LabelSettings(data=data, labels=labels, out=out, report=False, shard=50), progress=die)
+settings = LabelSettings(
+    data=Path({str(usual / "data.parquet")!r}),
+    labels=Path({str(usual / "labels.csv")!r}),
+    out=Path({str(tmp_path / "out")!r}),
+    report=False,
+    shard=50,
+)
+label_data(settings, progress=die)
 """
     done = subprocess.run([sys.executable, "-c", script], check=False)
     assert done.returncode == -signal.SIGKILL
     with pytest.raises(DataError, match="is not complete"):
         Project.open(tmp_path / "out")
-    killed, whole = (
-        settings(usual, out=tmp_path / "out", shard=50),
-        settings(usual, out=tmp_path / "whole", shard=50),
-    )
+    killed = settings(usual, out=tmp_path / "out", shard=50)
+    whole = settings(usual, out=tmp_path / "whole", shard=50)
     assert len(list((tmp_path / "out" / "parts").glob("*.parquet"))) == 4
     label_data(killed)
     label_data(whole)

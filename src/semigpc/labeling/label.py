@@ -4,7 +4,7 @@
     scan      pass 1: check ids, gather labelled rows and a sample of the others
     fit       the estimator, on those
     outputs   pass 2: label, confidence, variance, status and reasons, shard by shard; finished
-              shards are kept if it stops. Then labels.parquet, labels.csv, label_studio.json and .xml
+              shards are kept if it stops. Then labels.parquet, labels.csv and label_studio.json
     evidence  cross-validation, for summary.json and report.html; project.json is written last
 
 Memory does not grow with the rows, except for about 32 bytes each while ids are compared.

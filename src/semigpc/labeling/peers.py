@@ -20,9 +20,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import Normalizer, StandardScaler
 from sklearn.semi_supervised import LabelSpreading, SelfTrainingClassifier
 
-EMBEDDING_WIDTH = (
-    128  # features from which rows are scaled to unit length instead of column by column
-)
+# Features from which rows are scaled to unit length instead of column by column.
+EMBEDDING_WIDTH = 128
 
 Rows = NDArray[Any]  # (n, D)
 Codes = NDArray[np.int64]  # (n,)
@@ -64,11 +63,11 @@ class FittedPeer:
             warnings.simplefilter("always")
             codes = np.asarray(self.classifier.predict(scaled), dtype=np.int64)
             if isinstance(self.classifier, LabelSpreading):
-                unreached = int((~np.isfinite(self.classifier.predict_proba(scaled))).any(1).sum())
+                is_known = np.isfinite(self.classifier.predict_proba(scaled)).all(axis=1)
+                unreached = int((~is_known).sum())
                 if unreached:
-                    self.remarks += (
-                        f"no label reaches {unreached} of {len(codes)} rows: they get the first class",
-                    )
+                    rows = f"{unreached} of {len(codes)} rows"
+                    self.remarks += (f"no label reaches {rows}: they get the first class",)
         return codes
 
 
@@ -82,38 +81,36 @@ def fit_peer(peer: Peer, X: Rows, codes: Codes, unlabeled: Rows) -> FittedPeer:
             deviations of the columns.
 
     Raises:
-        Exception: whatever scikit-learn raises: a comparison catches it and reports the peer as
-            failed.
+        Exception: from scikit-learn; a comparison catches it and reports the peer as failed.
     """
     unit = X.shape[1] >= EMBEDDING_WIDTH
     scaler = Normalizer() if unit else StandardScaler()
     scaler.fit(np.concatenate([X, unlabeled]))
-    if not peer.uses_unlabeled and X.shape[1] > len(
-        X
-    ):  # a rotation to fewer columns changes no answer, only the time
+    if not peer.uses_unlabeled and X.shape[1] > len(X):
+        # A rotation to fewer columns changes no prediction, only the time.
         scaler = make_pipeline(scaler, PCA().fit(scaler.transform(X)))
-    rows, known = scaler.transform(X), np.asarray(codes, dtype=np.int64)
+    rows = scaler.transform(X)
+    known = np.asarray(codes, dtype=np.int64)
     if peer.uses_unlabeled and len(unlabeled):
         rows = np.concatenate([rows, scaler.transform(unlabeled)])
         known = np.concatenate([known, np.full(len(unlabeled), -1, dtype=np.int64)])
     classifier = peer.build(len(X), unit)
     with warnings.catch_warnings(record=True) as caught, np.errstate(all="ignore"):
         warnings.simplefilter("always")
-        warnings.filterwarnings(
-            "ignore", message="self.within_class_std_dev_"
-        )  # only shrunken centroids would use it
+        # Only shrunken centroids would use it.
+        warnings.filterwarnings("ignore", message="self.within_class_std_dev_")
         classifier.fit(rows, known)
     remarks = (str(warning.message).strip().split("\n")[0].strip() for warning in caught)
     return FittedPeer(scaler, classifier, tuple(dict.fromkeys(remarks)))
 
 
 def _logistic(unit: bool, *, balanced: bool) -> Any:
-    """Return a classifier, with less regularisation for unit vectors: their coordinates are small,
-    so weights are large.
+    """Return a classifier, with less regularisation for unit vectors.
+
+    Their coordinates are small, so weights are large.
     """
-    return LogisticRegression(
-        C=10.0 if unit else 1.0, max_iter=2000, class_weight="balanced" if balanced else None
-    )
+    weight = "balanced" if balanced else None
+    return LogisticRegression(C=10.0 if unit else 1.0, max_iter=2000, class_weight=weight)
 
 
 PEERS: dict[str, Peer] = {
