@@ -64,6 +64,5 @@ def train(refiner: GaussianProcessRefiner | None) -> float:
 if __name__ == "__main__":
     config = GPConfig(buffer_size=300, balanced=True, warmup_steps=50)
     print(f"balanced accuracy without SemiGPC: {train(None):.3f}")
-    print(
-        f"balanced accuracy with SemiGPC:    {train(GaussianProcessRefiner(config, WIDTH, CLASSES)):.3f}"
-    )
+    refiner = GaussianProcessRefiner(config, WIDTH, CLASSES)
+    print(f"balanced accuracy with SemiGPC:    {train(refiner):.3f}")

@@ -27,7 +27,8 @@ def main() -> None:
     given = found >= 0
     right = (found == truth[hidden])[given].mean()
     print(
-        f"{(y >= 0).sum()} labels, {hidden.sum()} rows without: {given.mean():.0%} got one, {right:.1%} of these are right"
+        f"{(y >= 0).sum()} labels, {hidden.sum()} rows without: {given.mean():.0%} got one, "
+        f"{right:.1%} of these are right"
     )
 
     row = int(np.flatnonzero(hidden)[0])
@@ -37,7 +38,8 @@ def main() -> None:
         why.rows[0], why.weights[0], why.differences[0], strict=True
     ):
         print(
-            f"  row {number}, labelled {y[number]}: {weight:+.2f}; without it the score would be {difference:.2f} less"
+            f"  row {number}, labelled {y[number]}: {weight:+.2f}; "
+            f"without it the score would be {difference:.2f} less"
         )
 
     before = model.predict_proba(X[row : row + 1]).max()
@@ -45,7 +47,8 @@ def main() -> None:
         X[row : row + 1], truth[row : row + 1], rows=[row]
     )  # a correction, in milliseconds
     print(
-        f"told so, it is {model.predict_proba(X[row : row + 1]).max():.3f} sure; it was {before:.3f}"
+        f"with that label its confidence is {model.predict_proba(X[row : row + 1]).max():.3f}; "
+        f"it was {before:.3f}"
     )
 
 

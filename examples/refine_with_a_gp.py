@@ -51,11 +51,13 @@ def main() -> None:
     label = by_gp[-1:].argmax(dim=1)
     weights = gp.explain(query, label).squeeze(0)
     print(
-        f"the last one is {int(label)} with mean {float(weights.sum()):.2f}, because of these entries:"
+        f"the last one is {int(label)} with mean {float(weights.sum()):.2f}, "
+        "because of these entries:"
     )
     for slot in weights.abs().topk(3).indices.tolist():
         print(
-            f"  slot {slot}, labelled {int(buffer.entries.labels[slot])}, adds {float(weights[slot]):+.2f}"
+            f"  slot {slot}, labelled {int(buffer.entries.labels[slot])}, "
+            f"adds {float(weights[slot]):+.2f}"
         )
 
 

@@ -8,14 +8,12 @@ from torch import Tensor
 
 
 def soft_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """mean_b - sum_c t_bc log softmax(z_b)_c, with targets (M, C) that are rows of probabilities;
-    logits (M, C).
-    """
+    """Return mean_b - sum_c t_bc log softmax(z_b)_c for logits and probabilities t, both (M, C)."""
     return -(targets * F.log_softmax(logits, dim=1)).sum(dim=1).mean()
 
 
 def masked_cross_entropy(logits: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
-    """mean_b m_b H(z_b, t_b), divided by the size of the batch and not by that of the mask.
+    """Return mean_b m_b H(z_b, t_b): the mean is over the batch, not over the mask.
 
     Args:
         logits: (U, C) of the strong views.
@@ -28,8 +26,7 @@ def masked_cross_entropy(logits: Tensor, targets: Tensor, mask: Tensor) -> Tenso
 def class_weighted_cross_entropy(
     logits: Tensor, targets: Tensor, weights: Tensor, mask: Tensor | None = None
 ) -> Tensor:
-    """mean_b m_b ( - sum_c w_c t_bc log softmax(z_b)_c ): a soft target has the weight of each of
-    its classes.
+    """Return mean_b m_b ( - sum_c w_c t_bc log softmax(z_b)_c ), also for soft targets t.
 
     The mean is over the rows and not over their weights, which would cancel the weights where a
     batch has one class.

@@ -1,5 +1,4 @@
-"""From predicted probabilities to targets: sharpening, distribution alignment; and helpers for
-labels of a batch.
+"""From predicted probabilities to targets: sharpening and distribution alignment.
 
 Nothing here makes the host wait for a GPU, as ``torch.bincount``, ``unique`` and ``one_hot`` would
 at every step.
@@ -14,21 +13,18 @@ EPSILON = 1e-6  # keeps a ratio of two class shares finite where both are zero
 
 
 def sharpen(probs: Tensor, temperature: float) -> Tensor:
-    """p_c^(1/T) / sum_j p_j^(1/T), row by row; of softmax(z) it is softmax(z / T). (U, C) -> (U,
-    C).
-    """
+    """Return p_c^(1/T) / sum_j p_j^(1/T) of each row, (U, C); of softmax(z), softmax(z / T)."""
     powers = probs ** (1 / temperature)
     return powers / powers.sum(dim=1, keepdim=True)
 
 
 def align(probs: Tensor, target: Tensor, average: Tensor) -> Tensor:
-    """p (q + 1e-6) / (r + 1e-6), rows renormalised: moves the average r of the predictions to the
-    target q.
+    """Return p (q + 1e-6) / (r + 1e-6), rows renormalised: it moves the average r to q.
 
     Args:
         probs: (U, C).
-        target: (C,) the shares q that the predictions should have.
-        average: (C,) the shares r that they had so far.
+        target: (C,) q, the shares that the predictions should have.
+        average: (C,) r, the shares that they had so far.
     """
     scaled = probs * (target + EPSILON) / (average + EPSILON)
     return scaled / scaled.sum(dim=1, keepdim=True)
@@ -46,11 +42,11 @@ def count_classes(labels: Tensor, n_classes: int, mask: Tensor | None = None) ->
 
 
 def last_of_each(index: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Return, for each row, the last row with the same value in ``index`` (B,): a batch may contain
-    an image twice.
+    """Return, for each row, the last row with the same value in ``index`` (B,). O(B^2).
 
-    ``table[index] = values[last_of_each(index)]`` writes the same value wherever a position is
-    written twice. With a mask (B,) only rows where it is true count; -1 if there is none. O(B^2).
+    A batch may contain an image twice: ``table[index] = values[last_of_each(index)]`` writes the
+    same value wherever a position is written twice. With a mask (B,) only rows where it is true
+    count; -1 if there is none.
     """
     same = index.unsqueeze(1) == index
     rows = torch.arange(len(index), device=index.device)
@@ -58,8 +54,9 @@ def last_of_each(index: Tensor, mask: Tensor | None = None) -> Tensor:
 
 
 class EMAAlignment(nn.Module):
-    """Distribution alignment with r <- m r + (1 - m) mean_b p_b, started at the first batch's mean
-    (ReMixMatch).
+    """Distribution alignment with r <- m r + (1 - m) mean_b p_b (ReMixMatch).
+
+    r starts at the mean of the first batch.
 
     Args:
         target: (C,) q.
@@ -81,18 +78,14 @@ class EMAAlignment(nn.Module):
     def forward(self, probs: Tensor) -> Tensor:
         """Update r with the batch, then align the batch: (U, C) -> (U, C)."""
         mean = probs.mean(dim=0)
-        self.average.copy_(
-            torch.where(
-                self.started, self.momentum * self.average + (1 - self.momentum) * mean, mean
-            )
-        )
+        moved = self.momentum * self.average + (1 - self.momentum) * mean
+        self.average.copy_(torch.where(self.started, moved, mean))
         self.started.fill_(True)
         return align(probs, self.target.to(probs), self.average.to(probs))
 
 
 class QueueAlignment(HostState):
-    """Distribution alignment with r the mean of the last batch means, over those seen so far
-    (SimMatch, CoMatch).
+    """Distribution alignment with r the mean of the last batch means (SimMatch, CoMatch).
 
     Args:
         target: (C,) q.

@@ -27,8 +27,9 @@ class HostState(nn.Module):
 
 
 class Labeled(NamedTuple):
-    """Labelled images: ``x`` (B, 3, H, W) weak views, ``y`` (B,) labels, ``index`` (B,) positions
-    in the labelled set.
+    """Labelled images: weak views ``x`` (B, 3, H, W), labels ``y`` (B,), positions ``index`` (B,).
+
+    Positions are those in the labelled set.
     """
 
     x: Tensor
@@ -37,8 +38,7 @@ class Labeled(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """The input of one step. Images are normalised floats; it has no true label of an unlabelled
-    image.
+    """The input of one step; images are normalised floats, unlabelled ones have no label here.
 
     Shapes: ``x`` (B, 3, H, W) weak views of labelled images, ``y`` (B,) their labels, ``index``
     (B,) their positions in the labelled set; ``views`` maps "weak", "strong", "strong2" to (U, 3,
@@ -78,11 +78,10 @@ class ModelOutput(NamedTuple):
 
 @dataclass(frozen=True)
 class HeadSpec:
-    """An extra head on the backbone's feature h: ``linear``, W h + b, or ``projection``, unit(W2
-    relu(W1 h + b1) + b2).
+    """An extra head on the backbone's feature h.
 
-    Or ``neural_process``, log p(y | h, memory) of the C classes; its width is C and need not be
-    set.
+    ``linear`` is W h + b, ``projection`` unit(W2 relu(W1 h + b1) + b2), and ``neural_process`` log
+    p(y | h, memory) of the C classes, whose width need not be set.
     """
 
     kind: Literal["linear", "projection", "neural_process"]
@@ -90,8 +89,7 @@ class HeadSpec:
 
 
 class Networks(NamedTuple):
-    """The network in training, and its exponential moving average (the network itself where there
-    is none).
+    """The network in training, and its moving average; the network itself if there is none.
 
     Each turns images (M, 3, H, W) into a :class:`ModelOutput`.
     """
@@ -100,17 +98,13 @@ class Networks(NamedTuple):
     teacher: nn.Module
 
     def forward(self, *images: Tensor) -> list[ModelOutput]:
-        """Pass all images through the student at once, so that batch normalisation sees every view;
-        return one output each.
-        """
+        """Return the student's outputs, from one pass: batch normalisation sees every view."""
         output: ModelOutput = self.student(torch.cat(images))
         return output.split([len(part) for part in images])
 
     @torch.no_grad()
     def ask_teacher(self, images: Tensor) -> ModelOutput:
-        """Return the teacher's output in evaluation mode; neither its statistics nor its mode
-        change.
-        """
+        """Return the teacher's output in evaluation mode; its statistics and mode do not change."""
         modes = [(module, module.training) for module in self.teacher.modules()]
         output: ModelOutput = self.teacher.eval()(images)
         for module, training in modes:
@@ -120,11 +114,10 @@ class Networks(NamedTuple):
 
 @dataclass(frozen=True)
 class Clock:
-    """Where training stands: ``step`` counts from 0, an epoch is a fixed number of steps and not a
-    pass over the data.
+    """Where training is: ``step`` counts from 0, and an epoch is a fixed number of steps.
 
-    Where a run starts over with more labels, the steps are those of one ``generation``, which is
-    counted from 0.
+    Where a run starts over with more labels, the steps are those of one ``generation``, which also
+    counts from 0.
     """
 
     step: int
@@ -145,7 +138,7 @@ class Clock:
 
 @dataclass(frozen=True)
 class Task:
-    """What an algorithm knows of the data before training.
+    """What is known of the data before training.
 
     Args:
         class_counts: (C,) labelled images of each class.
@@ -153,8 +146,7 @@ class Task:
         unlabeled_batch: U.
         n_unlabeled: unlabelled images.
         n_features: D, of the backbone's features.
-        original_counts: (C,) without the labels of the model itself, where a run starts over with
-            them.
+        original_counts: (C,) labels given by people, in a run that adds labels of the model.
     """
 
     class_counts: Tensor
@@ -166,7 +158,7 @@ class Task:
 
     @property
     def given_counts(self) -> Tensor:
-        """(C,) labels of each class in the data, without those of the model itself."""
+        """(C,) labels of each class that were given by people."""
         return self.class_counts if self.original_counts is None else self.original_counts
 
     @property
@@ -181,9 +173,7 @@ class Task:
 
 
 class PseudoLabels(NamedTuple):
-    """Class probabilities of the unlabelled images, ``probs`` (U, C), and the ``mask`` (U,) of
-    those that were used.
-    """
+    """Labels of unlabelled images, ``probs`` (U, C), and the ``mask`` (U,) of those in use."""
 
     probs: Tensor
     mask: Tensor
@@ -191,9 +181,7 @@ class PseudoLabels(NamedTuple):
 
 @dataclass(frozen=True)
 class StepOutput:
-    """The loss to minimise, its named parts (scalars, detached by the loop), and the pseudo-labels
-    for diagnostics.
-    """
+    """The loss to minimise, its named parts (scalars), and the pseudo-labels for diagnostics."""
 
     loss: Tensor
     metrics: Mapping[str, Tensor] = field(default_factory=dict)
@@ -213,16 +201,13 @@ def check_ranges(
 
     Every field that ends in ``_weight`` is taken for the weight of a loss.
     """
+    weights = tuple(name for name in vars(config) if name.endswith("_weight"))
     rules: tuple[tuple[tuple[str, ...], Callable[[float], bool], str], ...] = (
         (fractions, lambda value: 0 <= value <= 1, "lie in [0, 1]"),
         (below_one, lambda value: 0 <= value < 1, "lie in [0, 1)"),
         (positive, lambda value: value > 0, "be positive"),
         (not_negative, lambda value: value >= 0, "not be negative"),
-        (
-            tuple(name for name in vars(config) if name.endswith("_weight")),
-            lambda value: value >= 0,
-            "not be negative",
-        ),
+        (weights, lambda value: value >= 0, "not be negative"),
         (at_least_one, lambda value: value >= 1, "be at least 1"),
     )
     for names, allowed, rule in rules:

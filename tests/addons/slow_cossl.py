@@ -56,7 +56,7 @@ def started(dtype: torch.dtype = torch.float64, **options: Any) -> CoSSL:
 
 
 class SlowHead:
-    """nn.Linear, torch's Adam on its weight with decay and its bias without, and a moving average."""
+    """nn.Linear, torch's Adam with decay on its weight alone, and a moving average."""
 
     def __init__(self, addon: CoSSL) -> None:
         config = addon.config

@@ -21,7 +21,7 @@ def slow_trim(p: list[list[float]], counts: list[float]) -> list[list[float]]:
 
 
 def slow_root(column: list[float], h: list[float], target: float) -> float:
-    """nu with sum_n a_n exp(- nu h_n) = target, by halving an interval: the sum falls as nu rises."""
+    """Return nu with sum_n a_n exp(- nu h_n) = target, by halving: the sum falls as nu rises."""
 
     def excess(nu: float) -> bool:
         return (

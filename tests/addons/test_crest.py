@@ -80,7 +80,7 @@ def test_a_class_nobody_is_put_into_adds_nobody() -> None:
 
 
 def test_crest_plus_aligns_to_shares_that_flatten_with_the_generations() -> None:
-    """Three steps of g = 0 and three of g = 2, against SN(n^t) and a running mean by plain loops."""
+    """Three steps of g = 0 and three of g = 2, against SN(n^t) and a running mean in loops."""
     addon = CReSTPlus(CReSTPlusConfig(generations=3, momentum=0.9), TASK)
     batch = stream(1)[0]
     average: list[float] | None = None

@@ -1,4 +1,4 @@
-"""DARP against a slow version: labels of all images, moved to the shares that classes should have."""
+"""DARP against a slow version: labels of all images, moved to the expected class shares."""
 
 from typing import Any
 

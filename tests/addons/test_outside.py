@@ -48,7 +48,7 @@ class HumbleConfig(AddOnConfig):
 
 
 class Humble(AddOn):
-    """Mixes pseudo-labels with 1/C, counts its steps, teaches a head of its own and answers by it."""
+    """Mixes pseudo-labels with 1/C, counts its steps, and trains a head for evaluation."""
 
     learns = True
     answers = True

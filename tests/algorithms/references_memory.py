@@ -51,7 +51,7 @@ class SlowQueue:
 
 
 class SlowSimMatch:
-    """``start`` is the algorithm's random bank; ``written[i]`` says whether image i has been seen."""
+    """``start`` is the algorithm's random bank; ``written[i]``: whether image i has been seen."""
 
     def __init__(self, config: SimMatchConfig, refiner: SlowRefiner, start: Tensor) -> None:
         self.config, self.refiner = config, refiner

@@ -81,7 +81,7 @@ class SlowGP:
         return torch.where(k < self.config.kernel_clip, torch.zeros_like(k), k)
 
     def answer(self, output: ModelOutput, index: Tensor | None = None) -> Tensor:
-        """z_GP (M, C), differentiable in the queries; copies of the images ``index`` have no say."""
+        """z_GP (M, C), differentiable in the queries, without copies of the images ``index``."""
         queries = self.feature(output)
         n = len(self.entries)
         if n == 0:

@@ -1,4 +1,4 @@
-"""NP-Match, step by step against a slow reading of its equations, and what it promises beside them."""
+"""NP-Match, step by step against a slow reading of its equations."""
 
 import copy
 from pathlib import Path

@@ -51,9 +51,7 @@ def test_the_lightning_module_trains(
 
 def test_the_usb_snippet_configures_it() -> None:
     if importlib.util.find_spec("semilearn") is None:
-        pytest.skip(
-            "semilearn is not installed: it asks for packages that our pins exclude, see docs/extend.md"
-        )
+        pytest.skip("semilearn needs packages that our pins exclude, see docs/extend.md")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

@@ -130,7 +130,7 @@ def test_a_checkpoint_holds_tensors_and_no_inverse(tmp_path: Path) -> None:
 
 
 def test_handing_over_twice_in_a_batch_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match=r"once a batch; 4 rows wait already\. Concatenate"):
+    with pytest.raises(RuntimeError, match=r"once per batch; 4 rows are waiting\. Concatenate"):
         trainer(SemiGPCCallback(CONFIG, WIDTH, CLASSES), 1, tmp_path).fit(
             Module(hands_over=2), data()
         )
@@ -142,7 +142,7 @@ def test_a_module_that_hands_nothing_over_is_told(tmp_path: Path) -> None:
         trainer(SemiGPCCallback(CONFIG, WIDTH, CLASSES), 1, tmp_path).fit(
             Module(hands_over=0), data()
         )
-    assert any("needs labelled features" in str(each.message) for each in caught)
+    assert any("received no labelled features" in str(each.message) for each in caught)
 
 
 def test_what_is_left_over_from_before_a_batch_is_not_written(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Scales that follow the features: l, lambda, when they are chosen, and that nothing else changes."""
+"""Scales that follow the features: l, lambda, and when they are chosen."""
 
 import math
 from collections.abc import Iterator

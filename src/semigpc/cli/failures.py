@@ -30,6 +30,7 @@ from semigpc.io.errors import (
     NotExportableError,
     SemiGPCError,
     SettingsError,
+    WriteError,
 )
 
 # Exit codes.
@@ -156,7 +157,8 @@ def explain(error: BaseException, go_on: str = "") -> tuple[str, int]:
         if f"{kind.__module__}.{kind.__qualname__}" == STOPPED_ERROR:
             code = STOPPED
         if code is not None:
-            can_go_on = code == STOPPED or getattr(error, "passing", False)
+            passing = isinstance(error, WriteError) and error.passing
+            can_go_on = code == STOPPED or passing
             return f"{_paragraph(error)} {go_on if can_go_on else ''}".rstrip(), code
     name = type(error).__name__
     advice = "Unexpected error. Re-run with --debug and report the traceback."

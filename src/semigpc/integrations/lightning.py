@@ -1,6 +1,4 @@
-"""A callback with which a LightningModule uses SemiGPC: it holds the memory, writes it, moves it
-and saves it.
-"""
+"""A callback with which a LightningModule uses SemiGPC: it writes, moves and saves the memory."""
 
 import importlib
 import sys
@@ -11,24 +9,20 @@ from torch import Tensor
 
 from semigpc.refiners import GaussianProcessRefiner, GPConfig
 
-LIGHTNINGS = (
-    "lightning.pytorch",
-    "pytorch_lightning",
-)  # the same library under two names, whose classes do not mix
+# the same library under two names, whose classes do not mix
+LIGHTNINGS = ("lightning.pytorch", "pytorch_lightning")
 
 
 def _callback_class() -> Any:
-    """Return ``Callback`` of the Lightning that the program uses: the one imported already, else
-    the first installed one.
-    """
+    """Return ``Callback`` of the Lightning imported already, else of the first installed one."""
     for name in sorted(LIGHTNINGS, key=lambda name: name not in sys.modules):
         try:
             return importlib.import_module(name).Callback
         except ModuleNotFoundError:
             continue
     raise ImportError(
-        "semigpc.integrations.lightning needs Lightning, as lightning or as pytorch_lightning; neither is installed. "
-        "Install one: pip install 'semigpc[lightning]'."
+        "semigpc.integrations.lightning needs lightning or pytorch_lightning; neither is "
+        "installed. Install one: pip install 'semigpc[lightning]'."
     )
 
 
@@ -39,10 +33,9 @@ else:
 
 
 class SemiGPCCallback(Callback):
-    """Refines the probabilities of a module, and stores the labelled features that the module
-    passes on.
+    """Refines the probabilities of a module, and stores the labelled features that it passes on.
 
-    The module finds the callback as ``self.semigpc``. In ``training_step`` it calls ``refine`` for
+    The callback is ``self.semigpc`` in the module. In ``training_step`` it calls ``refine`` for
     the weak view and ``remember`` with labelled features, which are written at the end of the
     batch, after the optimiser's step. A batch is a step of the warm-up, whatever the gradient
     accumulation. ``refine`` costs O(U N (D + C)), writing O(B N^2).
@@ -64,16 +57,15 @@ class SemiGPCCallback(Callback):
         self._waiting: tuple[Tensor, Tensor] | None = None
 
     def refine(self, features: Tensor, probs: Tensor) -> Tensor:
-        """Return p_GP (U, C) for features (U, D), or the module's own ``probs`` during the warm-up.
-        No gradient.
-        """
+        """Return p_GP (U, C) for features (U, D), or ``probs`` in the warm-up; no gradient."""
         return self.refiner.probs(features, own=probs.detach())
 
     def remember(self, features: Tensor, labels: Tensor) -> None:
         """Pass on features (B, D) and labels (B,) of this batch's labelled rows; once per batch."""
         if self._waiting is not None:
             raise RuntimeError(
-                f"remember must be called once a batch; {len(self._waiting[1])} rows wait already. Concatenate the rows first."
+                "remember must be called once per batch; "
+                f"{len(self._waiting[1])} rows are waiting. Concatenate the rows first."
             )
         self._waiting = features.detach(), labels
 
@@ -106,8 +98,8 @@ class SemiGPCCallback(Callback):
         """Warn if the module has passed on nothing."""
         if not len(self.refiner.buffer):
             warnings.warn(
-                "SemiGPC needs labelled features, and an epoch has gone by without any, so the labels are the module's own. "
-                "Call self.semigpc.remember(features, labels) in training_step.",
+                "SemiGPC received no labelled features in this epoch, so the labels are the "
+                "module's own. Call self.semigpc.remember(features, labels) in training_step.",
                 stacklevel=2,
             )
 

@@ -1,5 +1,4 @@
-"""FixMatch and SimMatch of ``semilearn`` (USB) with SemiGPC, added to its registry; none of its
-files is changed.
+"""FixMatch and SimMatch of ``semilearn`` (USB) with SemiGPC, added to its registry.
 
 Written against semilearn 0.3.2. Its algorithms have no place for a refiner, so three existing calls
 are used: ``compute_prob``, with which FixMatch computes probabilities from the weak logits; the
@@ -42,8 +41,7 @@ OPTIONS: dict[str, Callable[[str], Any]] = {
 
 
 class Refined(AlgorithmBase):  # type: ignore[misc]
-    """A refiner for both algorithms: queried before alignment and mask, written after the
-    optimiser's step.
+    """A refiner for both algorithms: queried before alignment and mask, written after the step.
 
     After the warm-up, the weak view's probabilities become p_GP (U, C). Features h(x) (B, D) of the
     labelled rows and their labels are kept until the end of the step. Beside the base algorithm a
@@ -59,42 +57,33 @@ class Refined(AlgorithmBase):  # type: ignore[misc]
         super().__init__(args, net_builder, tb_log, logger, **kwargs)
         config = GPConfig(**{name: getattr(args, f"gp_{name}") for name in OPTIONS})
         self.refiner = GaussianProcessRefiner(config, self.model.num_features, self.num_classes)
-        self.passes: list[
-            Tensor
-        ] = []  # backbone features of this step, one tensor for each forward pass
+        self.passes: list[Tensor] = []  # features of this step, one tensor per forward pass
         self.asked = False
         self.waiting: tuple[Tensor, Tensor] | None = None
 
     def set_hooks(self) -> None:
-        """Register the base algorithm's hooks and one that writes, after the parameters are updated
-        and before any saving.
-        """
+        """Register a hook that writes after the optimiser's step and before any saving."""
         super().set_hooks()
         self.register_hook(_hook(), None, "VERY_HIGH")
 
     def listened_to(self) -> nn.Module:
-        """Return the module whose calls return features; called at every step, as semilearn wraps
-        networks later.
-        """
+        """Return the module that computes features; called in every step, as it may be wrapped."""
         module: nn.Module = self.model
         return module
 
     def features(self, output: Any, **options: Any) -> Tensor | None:  # noqa: ARG002
-        """Return h (., D) from that module's output for a call with ``options``; None if this was
-        another kind of call.
-        """
+        """Return h (., D) from that module's output; None for another kind of call."""
         feature: Tensor = output["feat"]
         return feature
 
     @contextmanager
     def listening(self, labels: Tensor) -> Iterator[None]:
-        """Record features as the network computes them; afterwards keep those of the labelled rows,
-        which come first.
-        """
+        """Record features as the network computes them; keep those of the labelled rows."""
         if isinstance(self.model, nn.DataParallel) and len(self.model.device_ids) > 1:
             raise RuntimeError(
-                "SemiGPC must see a whole batch on one device, and nn.DataParallel splits it; it is in use here with "
-                f"{len(self.model.device_ids)} devices. Set gpu to one of them, or multiprocessing_distributed to true."
+                "SemiGPC needs a whole batch on one device, but nn.DataParallel splits it over "
+                f"{len(self.model.device_ids)} devices. Set gpu to one of them, or "
+                "multiprocessing_distributed to true."
             )
 
         def note(_module: nn.Module, _args: Any, options: dict[str, Any], output: Any) -> None:
@@ -102,7 +91,8 @@ class Refined(AlgorithmBase):  # type: ignore[misc]
             if features is not None:
                 self.passes.append(features.detach())
 
-        self.passes, self.asked = [], False
+        self.passes = []
+        self.asked = False
         handle = self.listened_to().register_forward_hook(note, with_kwargs=True)
         try:
             yield
@@ -112,9 +102,7 @@ class Refined(AlgorithmBase):  # type: ignore[misc]
             self.passes = []
 
     def refined(self, probs: Tensor) -> Tensor:
-        """Return p_GP in place of the weak view's probabilities (U, C), once per step; ``probs``
-        itself during the warm-up.
-        """
+        """Return p_GP for the weak view's ``probs`` (U, C), once per step; not in the warm-up."""
         if not self.passes or self.asked:
             return probs
         self.asked = True
@@ -125,38 +113,30 @@ class Refined(AlgorithmBase):  # type: ignore[misc]
     def get_save_dict(self) -> dict[str, Any]:
         """Return what the base algorithm saves, and the GP's memory without its inverse."""
         saved: dict[str, Any] = super().get_save_dict()
-        return saved | {
-            STATE: {name: value.cpu() for name, value in self.refiner.state_dict().items()}
-        }
+        state = self.refiner.state_dict()
+        return saved | {STATE: {name: value.cpu() for name, value in state.items()}}
 
     def load_model(self, load_path: str) -> Any:
-        """Load what the base algorithm loads, and the GP's memory. The inverse is computed anew:
-        O(N^3).
-        """
+        """Load what the base algorithm loads, and the GP's memory; O(N^3) for the inverse."""
         checkpoint = super().load_model(load_path)
         if STATE not in checkpoint:
             raise ValueError(
-                f"a checkpoint to resume from must contain the memory of SemiGPC; {load_path} has none, so another algorithm "
-                f"wrote it. Resume with that one, or start {self.algorithm} anew."
+                f"{load_path} does not contain the memory of SemiGPC: another algorithm wrote it. "
+                f"Resume with that one, or start {self.algorithm} from scratch."
             )
         self.refiner.load_state_dict(checkpoint[STATE])
         return checkpoint
 
 
 def register() -> tuple[type, type]:
-    """Add ``semigpc_fixmatch`` and ``semigpc_simmatch`` to semilearn's algorithms, once; return
-    both classes.
-    """
+    """Add ``semigpc_fixmatch`` and ``semigpc_simmatch`` to semilearn; return both classes."""
     try:
         from semilearn.core.utils import ALGORITHMS
-    except (
-        ImportError,
-        OSError,
-        RuntimeError,
-    ) as error:  # torchaudio, which it imports, raises the latter two
+    # torchaudio, which it imports, raises the latter two
+    except (ImportError, OSError, RuntimeError) as error:
         raise ImportError(
-            f"semilearn must be importable; got: {error} Install it in an environment of its own, pip install 'semigpc[usb]', "
-            "with the torch that its torchaudio was built for."
+            f"semilearn cannot be imported: {error} Install it in an environment of its own, "
+            "pip install 'semigpc[usb]', with the torch that its torchaudio was built for."
         ) from error
     if "semigpc_fixmatch" not in ALGORITHMS:
         ALGORITHMS.register("semigpc_fixmatch")(_fixmatch())
@@ -190,9 +170,7 @@ def _simmatch() -> type:
     from semilearn.algorithms.simmatch.simmatch import SimMatch, SimMatch_Net
 
     class SemiGPCSimMatch(Refined, SimMatch):  # type: ignore[misc]
-        """SimMatch whose weak probabilities come from the GP before they are aligned; its own
-        memory bank is not changed.
-        """
+        """SimMatch whose weak probabilities come from the GP before they are aligned."""
 
         weak_pass = 1  # labelled, weak, strong
 

@@ -21,7 +21,7 @@ from semigpc.data import (
     ViewSource,
 )
 from semigpc.data.arrays import read_npz
-from semigpc.data.folder import class_folders, from_table
+from semigpc.data.folder import FolderConfig, class_folders, from_table
 from semigpc.data.loaders import worker_count
 from semigpc.io.errors import DataError, RunError, SettingsError
 from semigpc.io.images import ArrayImages, FileImages
@@ -329,9 +329,9 @@ def _from_files(run: LoadedRun, path: Path, labels: Path | None, follow_links: b
     elif is_table(path):
         listing = from_table(path, path.parent, follow_links=follow_links)
     else:
-        unlabeled = getattr(
-            run.experiment.data, "unlabeled", None
-        )  # a sub-folder that training took for no class either
+        # the sub-folder that was not a class in training either
+        data = run.experiment.data
+        unlabeled = data.unlabeled if isinstance(data, FolderConfig) else None
         listing = class_folders(path, unlabeled=unlabeled, follow_links=follow_links)
     named = {name: label for name, label in listing.labels.items() if label is not None}
     if not named:
