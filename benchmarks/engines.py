@@ -119,7 +119,7 @@ class Study:
         return _rows(pool.X[kept], pool.codes[kept], pool.X_test[asked], pool.codes_test[asked])
 
     def picked(self, rows: Rows) -> Picked:
-        """Return kernel and noise by the estimator's grid and criterion, on rows drawn at random."""
+        """Return kernel and noise by the estimator's grid, on rows drawn at random."""
         self.report("leave-one-out picks the length-scale")
         drawn = torch.randperm(
             len(rows.features), generator=torch.Generator().manual_seed(self.seed)
@@ -166,7 +166,7 @@ def exact_mean(rows: Rows, kernel: Kernel, noise_std: float) -> Tensor:
 
 
 def compare(mean: Tensor, exact: Tensor, classes: Tensor) -> dict[str, float]:
-    """Return how far a mean (M, C) is from the exact one, and how right each is about classes (M,)."""
+    """Return the distance of a mean (M, C) from the exact one, and the accuracy of each."""
     difference = (mean.double() - exact).abs()
     return {
         "mean_difference": float(difference.mean()),

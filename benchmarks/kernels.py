@@ -274,7 +274,8 @@ def _table(
     )
     if figure == "nll":
         counts = [
-            f"{variant}: lower than default on {wins['default']} of {summary['of_problems']}, than grid on {wins['grid']}"
+            f"{variant}: lower than default on {wins['default']} of {summary['of_problems']}, "
+            f"than grid on {wins['grid']}"
             for variant, wins in summary["lower_nll_than"].items()
             if variant not in ("default", "grid")
         ]

@@ -25,7 +25,7 @@ from benchmarks.references import kernel_matrix
 from benchmarks.tables import Json, Seed, new_table, script, show
 from benchmarks.timing import peak_resident_bytes
 from semigpc.estimator import Answers, SemiGPClassifier
-from semigpc.estimator.posterior import CHUNK, Posterior
+from semigpc.estimator.posterior import PRODUCT_ROWS, Posterior
 from semigpc.gp.engine import full_precision
 from semigpc.gp.kernels import RBF
 
@@ -149,8 +149,8 @@ class Floor:
         self.columns = (posterior.features * scale).mT
         self.weights = posterior.weights * np.exp(-scale)
         self.factor = factor.mul_(np.exp(scale)).float()
-        self.mean = self.weights.new_empty(CHUNK, self.weights.shape[1])
-        self.k = self.weights.new_empty(CHUNK, len(posterior))
+        self.mean = self.weights.new_empty(PRODUCT_ROWS, self.weights.shape[1])
+        self.k = self.weights.new_empty(PRODUCT_ROWS, len(posterior))
 
     @full_precision()
     @torch.no_grad()

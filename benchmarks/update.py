@@ -232,7 +232,8 @@ def _number(value: Any) -> float:
 
 def update_table(record: Record) -> Table:
     """Return the table of one record, one row per method."""
-    title = f"One update, rows: {record['rows']}, N = {record['size']}, B = {record['batch']}, C = {record['classes']}"
+    sizes = f"N = {record['size']}, B = {record['batch']}, C = {record['classes']}"
+    title = f"One update, rows: {record['rows']}, {sizes}"
     table = new_table(title, "method", "time", "time / ours", "repeated")
     for key, label in (OURS | PEERS).items():
         seconds = record.get(key)
@@ -247,10 +248,13 @@ def update_table(record: Record) -> Table:
             label, f"{1e3 * float(seconds):.2f} ms", f"{ratio:.2f} x", repetitions, style=style
         )
     table.caption = (
-        f"ours / floor {record['ratio_floor']:.2f} (median step {record['ratio_floor_median']:.2f}), "
+        f"ours / floor {record['ratio_floor']:.2f} "
+        f"(median step {record['ratio_floor_median']:.2f}), "
         f"slowest / median step {record['slowest_share']:.1f}\n"
-        f"filling the buffer at once {record['fill_s']:.1f} s, {record['ratio_fill']:.2f} x one Cholesky inverse\n"
-        f"P takes {record['matrix_share']:.2f} x 4 N^2 bytes, an update {record['peak_share']:.3f} x more\n"
+        f"filling the buffer at once {record['fill_s']:.1f} s, "
+        f"{record['ratio_fill']:.2f} x one Cholesky inverse\n"
+        f"P takes {record['matrix_share']:.2f} x 4 N^2 bytes, "
+        f"an update {record['peak_share']:.3f} x more\n"
         f"error of the means {record['max_abs_error']:.1e}"
     )
     return table
@@ -299,7 +303,7 @@ def update(
     size: Annotated[
         list[int] | None,
         typer.Option(
-            help="Buffer size N; repeat for several. Without it: 1000 2000 4000 8000. The paper's is 16300.",
+            help="Buffer size N; repeat for several. Default: 1000 2000 4000 8000. Paper: 16300.",
             min=64,
         ),
     ] = None,
@@ -307,7 +311,7 @@ def update(
         str,
         typer.Option(
             metavar="KIND|FILE",
-            help="stream (a half-trained network), clusters (late in training), or a table of semigpc embed.",
+            help="stream (a half-trained network), clusters (late in training), or a table file.",
         ),
     ] = "stream",
     batch: Annotated[int, typer.Option(help="Rows replaced per step, B.", min=1)] = 8,
@@ -343,7 +347,7 @@ def update(
     console = Console(stderr=True) if as_json else Console()
     if peers and not GPYTORCH_INSTALLED:
         console.print(
-            "[yellow]GPyTorch is not installed: pip install 'semigpc\\[peers]' adds it to the table.[/]"
+            "[yellow]GPyTorch is not installed: pip install 'semigpc\\[peers]' adds it.[/]"
         )
     records: list[Record] = []
     with console.status("starting") as status:

@@ -109,7 +109,7 @@ def test_chunks_and_strips_of_any_size_give_the_same(
     posterior = Posterior(
         given.features.float(), given.weights.float(), kernel=RBF(), noise_std=NOISE_STD
     )
-    monkeypatch.setattr(module, "CHUNK", 150)
+    monkeypatch.setattr(module, "PRODUCT_ROWS", 150)
     monkeypatch.setattr(module, "STRIP_CELLS", 70 * 150)
     check_against_reference(posterior.score(given.queries.float()), given, RBF())
 
@@ -121,8 +121,8 @@ def test_chunks_shrink_where_there_are_many_labelled_rows(
     posterior = Posterior(
         given.features.float(), given.weights.float(), kernel=RBF(), noise_std=NOISE_STD
     )
-    monkeypatch.setattr(module, "SMALLEST_CHUNK", 20)
-    monkeypatch.setattr(module, "CHUNK_CELLS", 100 * 150)
+    monkeypatch.setattr(module, "FEWEST_PRODUCT_ROWS", 20)
+    monkeypatch.setattr(module, "PRODUCT_CELLS", 100 * 150)
     seen: list[int] = []
     write = posterior._scaled.write
 
@@ -144,7 +144,7 @@ def test_chunks_are_shared_among_threads(
     )
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     monkeypatch.setattr(threads, "SMALL_WORK", 0)
-    monkeypatch.setattr(module, "CHUNK", 50)
+    monkeypatch.setattr(module, "PRODUCT_ROWS", 50)
     seen: list[tuple[int, bool, int]] = []
     write = posterior._scaled.write
 
@@ -328,8 +328,8 @@ def test_ill_conditioned_kernel_matrices_keep_the_variance_true(
     assert 5e4 < torch.linalg.cond(K) < 5e6
     k = kernel(queries, features)
     variance = 1 - (k * torch.linalg.solve(K, k.mT).mT).sum(dim=1)
-    for precise in (module.PRECISE, 0):  # factorised in float64, and in float32
-        monkeypatch.setattr(module, "PRECISE", precise)
+    for precise in (module.FLOAT64_ROWS, 0):  # factorised in float64, and in float32
+        monkeypatch.setattr(module, "FLOAT64_ROWS", precise)
         scored = Posterior(features, torch.ones(400, 2), kernel=kernel, noise_std=0.03).score(
             queries
         )
@@ -343,7 +343,7 @@ def test_what_float32_cannot_factorise_is_done_in_float64(
     generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     features = torch.randn(40, 3, generator=generator).repeat(4, 1)
-    monkeypatch.setattr(module, "PRECISE", 0)
+    monkeypatch.setattr(module, "FLOAT64_ROWS", 0)
     scored = Posterior(
         features, torch.ones(160, 2), kernel=RBF(length_scale=3.0), noise_std=1e-5
     ).score(features)
@@ -369,10 +369,10 @@ def test_memory_is_bounded_by_the_chunk(generator: torch.Generator) -> None:
         kernel=RBF(),
         noise_std=NOISE_STD,
     )
-    queries = torch.randn(20 * module.CHUNK, 8, generator=generator)
+    queries = torch.randn(20 * module.PRODUCT_ROWS, 8, generator=generator)
     posterior.score(queries[:1])
     answers = len(queries) * (2 * 4 + 4 + 8 + 3 * 8 + 3 * 4)
-    kernel_values = module.CHUNK * 100 * 4
+    kernel_values = module.PRODUCT_ROWS * 100 * 4
     assert (
         peak_extra_bytes(lambda: posterior.score(queries))
         < answers + 4 * kernel_values
@@ -420,7 +420,7 @@ def test_bad_arguments_are_refused_by_name(generator: torch.Generator) -> None:
 def test_rows_that_are_not_finite_are_named(
     kernel: Kernel, wrong: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "CHUNK", 4)
+    monkeypatch.setattr(module, "PRODUCT_ROWS", 4)
     posterior = Posterior(torch.ones(5, 3), torch.ones(5, 2), kernel=kernel, noise_std=NOISE_STD)
     queries = torch.ones(10, 3)
     queries[6, 1] = wrong

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from semigpc.estimator.posterior import RANGE, SMALLEST, ScaledKernel
+from semigpc.estimator.posterior import LARGEST_EXPONENT, SMALLEST_VALUE, ScaledKernel
 from semigpc.gp import KERNELS, RBF, Cosine, Kernel, Laplace
 
 
@@ -21,7 +21,7 @@ def check(
     scaled = ScaledKernel(points, kernel)
     truth = kernel(queries.double(), points.double())
     torch.testing.assert_close(
-        values(scaled, queries).double(), truth, rtol=rtol, atol=2 * SMALLEST
+        values(scaled, queries).double(), truth, rtol=rtol, atol=2 * SMALLEST_VALUE
     )
     assert (scaled.write(queries, torch.empty(len(queries), len(points))) is not None) == fast
     return scaled
@@ -46,16 +46,16 @@ def test_points_far_from_zero_are_seen_from_their_mean(points: Tensor) -> None:
         values(scaled, wide).double(),
         kernel(wide, (points + 30).double()),
         rtol=2e-4,
-        atol=SMALLEST,
+        atol=SMALLEST_VALUE,
     )
 
 
 def test_queries_that_are_too_far_are_evaluated_as_they_are(points: Tensor) -> None:
     kernel = RBF(length_scale=1.0)
-    far = 1.01 * (2 * RANGE) ** 0.5 * torch.nn.functional.normalize(points[:5], dim=1)
+    far = 1.01 * (2 * LARGEST_EXPONENT) ** 0.5 * torch.nn.functional.normalize(points[:5], dim=1)
     scaled = check(points, torch.cat([points[5:9], far]), kernel, fast=False)
     assert scaled.columns is not None
-    assert (values(scaled, 1e4 * far) <= SMALLEST * 1.01).all()
+    assert (values(scaled, 1e4 * far) <= SMALLEST_VALUE * 1.01).all()
 
 
 def test_points_that_are_too_far_apart_are_evaluated_as_they_are(points: Tensor) -> None:
@@ -65,7 +65,7 @@ def test_points_that_are_too_far_apart_are_evaluated_as_they_are(points: Tensor)
 
 
 def test_nothing_overflows_or_vanishes_at_the_edge_of_the_range(points: Tensor) -> None:
-    edge = 0.999 * (2 * RANGE) ** 0.5 * torch.nn.functional.normalize(points, dim=1)
+    edge = 0.999 * (2 * LARGEST_EXPONENT) ** 0.5 * torch.nn.functional.normalize(points, dim=1)
     both = torch.cat([edge, -edge])  # the mean is 0
     check(both, both, RBF(length_scale=1.0), fast=True)
 

@@ -1,6 +1,4 @@
-"""SemiGPClassifier: labels for all rows of a table of which a few are labelled, with the
-scikit-learn contract.
-"""
+"""SemiGPClassifier: labels for all rows of a table of which a few are labelled."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -14,6 +12,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from semigpc.estimator.confidence import (
     Answers,
@@ -32,13 +31,13 @@ from semigpc.estimator.posterior import Scored
 from semigpc.io.tables import label_text
 from semigpc.io.threads import suited_to
 
-CHUNK = 16_384  # rows scored at a time
+SCORED_ROWS = 16_384  # at a time, to bound memory
 
 
 class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """Gaussian process classification of rows of which a few are labelled, made for long tails.
 
-        mu(x) = k(h, h_Q) K^-1 (Y - 1 pi^T)          h = scaling(x)          K = k(h_Q, h_Q) + sigma^2 I
+        mu(x) = k(h, h_Q) K^-1 (Y - 1 pi^T)       h = scaling(x)       K = k(h_Q, h_Q) + sigma^2 I
         p(c | x) ~ exp(lambda sqrt(nbar / n_c) mu_c(x))                      the class is its argmax
         confidence = q(c | x) ~ share_c exp(lambda' mu_c(x))                 of that class
 
@@ -154,26 +153,30 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             )
         if not (codes >= 0).any():
             raise ValueError(
-                f"none of the {len(X)} rows is labelled: all of y is -1, None or NaN. Label some rows of at least two classes."
+                f"none of the {len(X)} rows is labelled: all of y is -1, None or NaN. "
+                "Label some rows of at least two classes."
             )
         if len(self.classes_) < 2:
+            only = self.classes_.tolist()[0]
             raise ValueError(
-                f"all labels are of one class, {self.classes_.tolist()[0]!r}; label rows of at least two classes."
+                f"all labels are of one class, {only!r}; label rows of at least two classes."
             )
-        with suited_to(
-            X.size
-        ):  # for passes over the rows; larger work sets its own number of threads
+        with suited_to(X.size):  # for passes over the rows; larger work sets its own threads
             fitted = fit_memory(X, codes, numbers, len(self.classes_), options)
-        self._memory, self._helped, self._scaling = fitted.memory, fitted.helped, fitted.scaling
-        self.scaling_, self.kernel_ = fitted.scaling.name, fitted.memory.kernel
-        self.length_scale_, self.noise_std_ = fitted.length_scale, fitted.memory.noise_std
-        self.logit_scale_, self.confidence_scale_ = fitted.logit_scale, fitted.confidence_scale
-        self.self_training_, self.outlier_variance_ = fitted.rounds, fitted.outlier_variance
-        self.class_shares_, self.promise_, self.threshold_ = (
-            fitted.shares,
-            fitted.promise,
-            fitted.promise.thresholds,
-        )
+        self._memory = fitted.memory
+        self._helped = fitted.helped
+        self._scaling = fitted.scaling
+        self.scaling_ = fitted.scaling.name
+        self.kernel_ = fitted.memory.kernel
+        self.length_scale_ = fitted.length_scale
+        self.noise_std_ = fitted.memory.noise_std
+        self.logit_scale_ = fitted.logit_scale
+        self.confidence_scale_ = fitted.confidence_scale
+        self.self_training_ = fitted.rounds
+        self.outlier_variance_ = fitted.outlier_variance
+        self.class_shares_ = fitted.shares
+        self.promise_ = fitted.promise
+        self.threshold_ = fitted.promise.thresholds
         self._count()
         self._rows_seen = int(numbers.max()) + 1
         self._n_fitted = len(X)
@@ -210,20 +213,21 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if len(known) > len(self.classes_):
             self._add_classes(known)
         points = self._scaling(X)
-        numbers, keep = row_numbers(rows, len(X)), np.arange(len(X))
         if rows is None:
             numbers, keep = self._memory.recognise(points, self._rows_seen)
-        codes, points = codes[keep], points[torch.from_numpy(keep)]
+        else:
+            numbers = row_numbers(rows, len(X))
+            keep = np.arange(len(X))
+        codes = codes[keep]
+        points = points[torch.from_numpy(keep)]
         self._rows_seen = max(self._rows_seen, int(numbers.max(initial=-1)) + 1)
         labelled = codes >= 0
-        targets = torch.nn.functional.one_hot(
-            torch.from_numpy(codes[labelled]), len(self.classes_)
-        ).double()
+        known_codes = codes[labelled]
+        targets = one_hot(torch.from_numpy(known_codes), len(self.classes_)).double()
+        known_points = points[torch.from_numpy(labelled)]
         for memory in self._memories():
             memory.forget(numbers[~labelled])
-            memory.put(
-                numbers[labelled], points[torch.from_numpy(labelled)], targets, codes[labelled]
-            )
+            memory.put(numbers[labelled], known_points, targets, known_codes)
         self._count()
         ours = np.array([number in self._transduced for number in numbers.tolist()], dtype=bool)
         if ours.any():
@@ -251,7 +255,8 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             self.transduction_ = self.transduction_.astype(kind)
 
     def _count(self) -> None:
-        self.engine_, self.engine_reason_ = self._memory.engine, self._memory.reason
+        self.engine_ = self._memory.engine
+        self.engine_reason_ = self._memory.reason
         rows, codes, _ = self._memory.given()
         self.labeled_rows_ = rows
         self.class_counts_ = np.bincount(codes, minlength=len(self.classes_))
@@ -259,44 +264,42 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     # Prediction -----------------------------------------------------------------------------------
 
     def predict(self, X: Any) -> NDArray[Any]:
-        """Return the classes (M,) of rows (M, D), of every row however unsure. O(M n (D + C))."""
+        """Return the classes (M,) of rows (M, D), whatever their confidence. O(M n (D + C))."""
         codes = self.answer(X, variance=False, top=0).codes
         labels: NDArray[Any] = self.classes_[codes]
         return labels
 
     def label(self, X: Any) -> NDArray[Any]:
-        """Return the labels (M,) given out for rows (M, D); -1, NaN or (beside text) None for
-        others. O(M n (D + C + n)).
+        """Return the labels (M,) given out for rows (M, D). O(M n (D + C + n)).
+
+        Other rows have -1, NaN or (beside text) None.
         """
         answers = self.answer(X, top=0)
         return self._named(answers.codes, withheld=answers.status != Status.PSEUDO)
 
     def predict_proba(self, X: Any) -> Floats:
         """Return probabilities (M, C) under the class prior; rows sum to 1. O(M n (D + C))."""
-        rows, calibration = self._checked(X), self._calibration()
+        rows = self._checked(X)
+        calibration = self._calibration()
         with self._threads(rows, variance=False):
             parts = self._scored(rows, self._helped or self._memory)
             return np.concatenate([calibration.probs(scored.mean).numpy() for _, scored in parts])
 
     def pool_proba(self, X: Any) -> Floats:
-        """Return probabilities (M, C) under the estimated shares, by given labels alone: those that
-        confidence is taken from.
+        """Return probabilities (M, C) under the estimated shares, by given labels alone.
 
-        Rows sum to 1. O(M n (D + C)).
+        Confidence is taken from these. Rows sum to 1. O(M n (D + C)).
         """
-        rows, calibration = self._checked(X), self._calibration()
+        rows = self._checked(X)
+        calibration = self._calibration()
         with self._threads(rows, variance=False):
-            parts = self._scored(rows, self._memory)
-            return np.concatenate(
-                [
-                    torch.softmax(calibration.pool_logits(each.mean), dim=1).numpy()
-                    for _, each in parts
-                ]
-            )
+            logits = (calibration.pool_logits(s.mean) for _, s in self._scored(rows, self._memory))
+            return np.concatenate([torch.softmax(each, dim=1).numpy() for each in logits])
 
     def predict_variance(self, X: Any) -> Floats:
-        """Return posterior over prior variance (M,): 0 where all is known, 1 far from every label.
-        O(M n (D + n)).
+        """Return posterior over prior variance (M,). O(M n (D + n)).
+
+        0 where all is known, 1 far from every label.
         """
         rows = self._checked(X)
         with self._threads(rows, variance=True):
@@ -306,24 +309,24 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             )
 
     def answer(self, X: Any, *, variance: bool = True, top: int = 3) -> Answers:
-        """Return class, confidence, variance, status and the largest ``top`` reasons of rows (M,
-        D), in bounded memory.
+        """Return class, confidence, variance, status and reasons of rows (M, D).
 
-        Without ``variance`` no row is called an outlier. O(M n (D + C)), with the variance O(M n (D
-        + C + n)).
+        In bounded memory. Without ``variance`` no row is called an outlier. O(M n (D + C)), with
+        the variance O(M n (D + C + n)).
+
+        Args:
+            top: reasons per row, the largest first.
         """
         return self._answer(self._checked(X), variance=variance, top=top)
 
     def _answer(self, X: Floats, *, variance: bool, top: int) -> Answers:
         with self._threads(X, variance=variance):
-            parts, calibration = (
-                self._scored(X, self._memory, variance=variance, top=top),
-                self._calibration(),
-            )
-            columns: Any = zip(
-                *(self._answered(points, scored, calibration, top) for points, scored in parts),
-                strict=True,
-            )
+            calibration = self._calibration()
+            parts = [
+                self._answered(points, scored, calibration, top)
+                for points, scored in self._scored(X, self._memory, variance=variance, top=top)
+            ]
+            columns: Any = zip(*parts, strict=True)
             joined: list[Any] = [
                 None if column[0] is None else np.concatenate(column) for column in columns
             ]
@@ -332,7 +335,9 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _answered(
         self, points: Tensor, scored: Scored, calibration: Calibration, top: int
     ) -> Answers:
-        codes, slots, weights = scored.classes, scored.slots, scored.reasons
+        codes = scored.classes
+        slots = scored.slots
+        weights = scored.reasons
         if self._helped is not None:
             codes = self._helped.score(points, bias=calibration.bias()).classes
             other = (codes != scored.classes).nonzero().squeeze(1)
@@ -341,7 +346,8 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             weights = weights.index_copy(0, other, other_weights.float())
         decisions = Decisions(torch.softmax(calibration.pool_logits(scored.mean), dim=1), codes)
         largest, likeliest = decisions.probs.max(dim=1)
-        confidence, thresholds = decisions.confidence.numpy(), self.threshold_[codes.numpy()]
+        confidence = decisions.confidence.numpy()
+        thresholds = self.threshold_[codes.numpy()]
         withheld = (confidence < thresholds) | ((confidence < largest.numpy()) & (thresholds > 0))
         status = np.where(withheld, Status.ABSTAINED, Status.PSEUDO).astype(np.uint8)
         variance = None if scored.variance is None else scored.variance.numpy()
@@ -349,11 +355,21 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             status[variance > self.outlier_variance_] = Status.OUTLIER
         rows = np.append(self._memory.row_numbers(), -1)[slots.numpy()]
         scores = scored.mean.gather(1, codes.unsqueeze(1)).squeeze(1).numpy()
-        found = (codes.numpy(), confidence, likeliest.numpy(), largest.numpy(), variance, status)
-        return Answers(*found, rows, weights.numpy(), scores)
+        return Answers(
+            codes=codes.numpy(),
+            confidence=confidence,
+            likeliest=likeliest.numpy(),
+            likeliest_confidence=largest.numpy(),
+            variance=variance,
+            status=status,
+            rows=rows,
+            weights=weights.numpy(),
+            scores=scores,
+        )
 
     def explain(self, X: Any, top: int = 3, classes: Any = None) -> Explanation:
         """Return the labelled rows of largest weight; weights are signed and add up to the score.
+
         O(M n (D + n)), for few rows.
 
         Args:
@@ -364,15 +380,11 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """
         points = self._scaling(self._checked(X))
         if classes is None:
-            codes = (
-                (self._helped or self._memory)
-                .score(points, bias=self._calibration().bias())
-                .classes
-            )
+            memory = self._helped or self._memory
+            codes = memory.score(points, bias=self._calibration().bias()).classes
         else:
-            codes = torch.from_numpy(
-                self._codes_of(np.broadcast_to(np.asarray(classes), (len(points),)))
-            )
+            named = np.broadcast_to(np.asarray(classes), (len(points),))
+            codes = torch.from_numpy(self._codes_of(named))
         slots, weights, scores = self._memory.reasons(points, codes, top)
         return Explanation(
             codes=codes.numpy(),
@@ -384,18 +396,19 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         )
 
     def covariance(self, X1: Any, X2: Any) -> Floats:
-        """Return the posterior covariance (M1, M2) between two sets of rows, over the prior
-        variance. O(M2 n^2 + M1 n M2).
+        """Return the posterior covariance (M1, M2) of two sets of rows, over the prior variance.
+
+        O(M2 n^2 + M1 n M2).
         """
-        points, others = self._scaling(self._checked(X1)), self._scaling(self._checked(X2))
+        points = self._scaling(self._checked(X1))
+        others = self._scaling(self._checked(X2))
         covariance: Floats = self._memory.covariance(points, others).float().numpy()
         return covariance
 
     def leave_one_out(self, folds: Integers | None = None) -> LeftOutLabels:
-        """Return what the other labels predict for each given label; rows that joined in
-        self-training take no part.
+        """Return what the other labels predict for each given label.
 
-        In closed form: O(n^2 + n C), or O(n^2 (D + C)) where ``engine_`` is "ensemble". The
+        Rows that joined in self-training take no part. In closed form: O(n^2 + n C), or O(n^2 (D + C)) where ``engine_`` is "ensemble". The
         variance of an ensemble is then that of the GPs which hold the row, without it; the others
         hold as many similar rows.
 
@@ -406,24 +419,22 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """
         check_is_fitted(self)
         rows, codes, positions = self._memory.given()
-        own = torch.nn.functional.one_hot(torch.from_numpy(codes), len(self.classes_)).double()
+        own = one_hot(torch.from_numpy(codes), len(self.classes_)).double()
         if folds is None:
-            left_out, removed = (
-                self._memory.left_out(),
-                own * self._memory.held_shares()[positions].unsqueeze(1),
-            )
+            left_out = self._memory.left_out()
+            removed = own * self._memory.held_shares()[positions].unsqueeze(1)
         else:
             left_out = self._memory.left_out_together(folds)
             removed = own.new_zeros(len(np.unique(folds)), own.shape[1])
             places = torch.from_numpy(np.unique(folds, return_inverse=True)[1])
             removed = removed.index_add(0, places, own)[places]
         about = (left_out.mean[positions], left_out.ones[positions], self._memory.counts(), removed)
-        even, plain = left_out_scores(*about), left_out_scores(*about, equalised=False)
+        even = left_out_scores(*about)
+        plain = left_out_scores(*about, equalised=False)
         log_shares = torch.from_numpy(self.class_shares_).clamp_min(1e-12).log()
         probs = torch.softmax(self.confidence_scale_ * plain + log_shares, dim=1)
-        decisions = Decisions(
-            probs, (even if self.class_prior == "balanced" else probs).argmax(dim=1)
-        )
+        decided_by = even if self.class_prior == "balanced" else probs
+        decisions = Decisions(probs, decided_by.argmax(dim=1))
         return LeftOutLabels(
             rows=rows,
             codes=codes,
@@ -437,8 +448,7 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def explain_left_out(
         self, rows: Any, classes: Any, top: int = 3
     ) -> tuple[Integers, Floats, Floats]:
-        """Return the other labelled rows that speak for a class at labelled rows, as if these had
-        never been labelled.
+        """Return reasons for a class at labelled rows, as if these had never been labelled.
 
         The probabilities of :meth:`leave_one_out` are those of the scores. O(M n (D + n)), for few
         rows.
@@ -477,13 +487,13 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     ) -> Iterator[tuple[Tensor, Scored]]:
         """Yield points and their scores under a memory, one chunk at a time."""
         bias = self._calibration().bias()
-        for start in range(0, len(X), CHUNK):
-            points = self._scaling(X[start : start + CHUNK])
+        for start in range(0, len(X), SCORED_ROWS):
+            points = self._scaling(X[start : start + SCORED_ROWS])
             yield points, memory.score(points, bias=bias, variance=variance, top=top)
 
     def _threads(self, X: Floats, *, variance: bool) -> AbstractContextManager[None]:
         """Set the number of threads for all work on a block of rows."""
-        return suited_to(min(len(X), CHUNK) * self._memory.row_work(variance=variance))
+        return suited_to(min(len(X), SCORED_ROWS) * self._memory.row_work(variance=variance))
 
     def _memories(self) -> list[Memory]:
         return [self._memory] if self._helped is None else [self._memory, self._helped]
@@ -499,9 +509,7 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         )
 
     def _named(self, codes: Integers, *, withheld: NDArray[np.bool_]) -> NDArray[Any]:
-        """Return the classes (M,), with -1, NaN or None, in a type that can hold it, where they are
-        withheld.
-        """
+        """Return the classes (M,), with -1, NaN or None where they are withheld."""
         labels = self.classes_[codes]
         if not withheld.any():
             return labels
@@ -510,7 +518,8 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             labels = labels.astype(np.result_type(labels.dtype, np.int8))
         elif kind != "f":
             labels = labels.astype(object)
-        labels[withheld] = -1 if kind in "iu" else np.nan if kind == "f" else None
+        missing = {"i": -1, "u": -1, "f": np.nan}
+        labels[withheld] = missing.get(kind)
         return labels
 
     def _codes_of(self, names: NDArray[Any]) -> Integers:
@@ -533,10 +542,9 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
 
 def read_targets(y: Any, classes: NDArray[Any] | None = None) -> tuple[Integers, NDArray[Any]]:
-    """Return codes (n,), -1 where there is no label, and classes (C,), of labels in any form that
-    scikit-learn accepts.
+    """Return codes (n,), -1 where there is no label, and classes (C,) of labels.
 
-    Unlabelled rows are marked as in :func:`semigpc.io.tables.label_text`: by -1, NaN, None or empty
+    Labels may have any form that scikit-learn accepts. Unlabelled rows are marked as in :func:`semigpc.io.tables.label_text`: by -1, NaN, None or empty
     text. A sparse matrix of one column is read as a vector; one of several columns is an indicator,
     whose rows without an entry are unlabelled.
 
@@ -547,12 +555,11 @@ def read_targets(y: Any, classes: NDArray[Any] | None = None) -> tuple[Integers,
     values = _dense(y)
     known = ~_missing(values)
     labels = values[known]
-    if labels.dtype.kind == "O" and not all(
-        isinstance(label, str) for label in labels
-    ):  # text stays objects, beside None
-        if any(isinstance(label, str) for label in labels):
+    are_text = [isinstance(label, str) for label in labels] if labels.dtype.kind == "O" else []
+    if are_text and not all(are_text):  # text stays objects, beside None
+        if any(are_text):
             raise ValueError(
-                "labels must be all text or all numbers; got both. Turn the numbers into text first."
+                "labels must be all text or all numbers; got both. Convert the numbers to text."
             )
         labels = np.array(labels.tolist())
     if labels.dtype.kind == "f" and not np.isfinite(labels).all():
@@ -561,13 +568,11 @@ def read_targets(y: Any, classes: NDArray[Any] | None = None) -> tuple[Integers,
         )
     if len(labels):
         check_classification_targets(labels)
-    if (
-        classes is not None
-        and len(labels)
-        and (classes.dtype.kind in "OUST") != (labels.dtype.kind in "OUST")
-    ):
+    is_text = labels.dtype.kind in "OUST"
+    if classes is not None and len(labels) and (classes.dtype.kind in "OUST") != is_text:
         raise ValueError(
-            f"labels must be of the kind of the classes, such as {classes[0]!r}; got {labels.tolist()[0]!r}."
+            f"labels must be of the kind of the classes, such as {classes[0]!r}; "
+            f"got {labels.tolist()[0]!r}."
         )
     classes = np.unique(labels if classes is None else np.concatenate([classes, labels]))
     codes = np.full(len(values), -1, dtype=np.int64)
@@ -583,7 +588,8 @@ def _dense(y: Any) -> NDArray[Any]:
         entries = np.asarray((matrix != 0).sum(axis=1)).ravel()
         if entries.max(initial=0) > 1:
             raise ValueError(
-                f"a sparse y of several columns must have at most one entry per row; row {entries.argmax()} has more."
+                "a sparse y of several columns must have at most one entry per row; "
+                f"row {entries.argmax()} has more."
             )
         return np.where(entries == 1, np.asarray(matrix.argmax(axis=1)).ravel(), -1)
     if y is None:

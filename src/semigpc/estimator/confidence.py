@@ -120,9 +120,7 @@ class LeftOutLabels(NamedTuple):
 
 
 class Decisions(NamedTuple):
-    """The classes (M,) decided for M rows, and the probabilities (M, C) of all classes under the
-    estimated shares.
-    """
+    """Classes (M,) decided for M rows, and probabilities (M, C) under the estimated shares."""
 
     probs: Tensor
     classes: Tensor
@@ -169,9 +167,7 @@ class Calibration(NamedTuple):
         )
 
     def pool_logits(self, scores: Tensor) -> Tensor:
-        """Return log probabilities (M, C), up to a constant, under the shares of the unlabelled
-        rows.
-        """
+        """Return log probabilities (M, C), up to a constant, under the estimated shares."""
         factors = (self.confidence_scale / self.scales.clamp_min(1e-9)).float()
         return torch.addcmul(
             self.log_shares.masked_fill(self.counts <= 0, -math.inf), scores, factors
@@ -181,8 +177,9 @@ class Calibration(NamedTuple):
 def left_out_scores(
     mean: Tensor, ones: Tensor, counts: Tensor, removed: Tensor, *, equalised: bool = True
 ) -> Tensor:
-    """Return scores (n, C) of labelled rows as if they had never been labelled: their class has
-    fewer labels, too.
+    """Return scores (n, C) of labelled rows as if they had never been labelled.
+
+    Their class has fewer labels, too.
 
     Args:
         mean: (n, C) left-out means of the one-hot targets. ones: (n,) those of a target of ones.
@@ -199,15 +196,13 @@ def left_out_scores(
     scores = mean - ones.unsqueeze(1) * shares
     if equalised:
         scores = scores * class_scales(others)
-    impossible = (others < 1e-9) & (others >= 1e-9).any(
-        dim=1, keepdim=True
-    )  # with a single label, no class is ruled out
+    is_absent = others < 1e-9
+    impossible = is_absent & ~is_absent.all(dim=1, keepdim=True)  # unless no label is left at all
     return scores.masked_fill(impossible, -math.inf)
 
 
 def best_logit_scale(scores: Tensor, codes: Tensor, default: float) -> float:
-    """Return the lambda of least negative log-likelihood of softmax(lambda s), every class counting
-    the same.
+    """Return the lambda of largest likelihood of softmax(lambda s), classes counting the same.
 
     One pseudo-observation per class at the default prevents certainty from a handful of labels that
     are all predicted right. O(n C) for each value tried.
@@ -219,7 +214,8 @@ def best_logit_scale(scores: Tensor, codes: Tensor, default: float) -> float:
     """
     rows = torch.arange(len(codes))
     usable = scores[rows, codes].isfinite()
-    scores, codes = scores[usable], codes[usable]
+    scores = scores[usable]
+    codes = codes[usable]
     if not len(codes):
         return default
     counts = torch.bincount(codes, minlength=scores.shape[1]).to(scores)
@@ -234,12 +230,13 @@ def best_logit_scale(scores: Tensor, codes: Tensor, default: float) -> float:
 
 
 def estimate_shares(scores: Tensor, scale: float, counts: Tensor) -> Tensor:
-    """Return class shares of unlabelled rows by expectation-maximisation, with a prior in
-    proportion to the labels.
+    """Return class shares of unlabelled rows by expectation-maximisation.
 
-        r_ic ~ pi_c softmax(2 lambda s_i)_c          pi_c ~ max(1, u / 100 C) + kappa n_c / n + sum_i r_ic
+        r_ic ~ pi_c softmax(2 lambda s_i)_c
+        pi_c ~ max(1, u / 100 C) + kappa n_c / n + sum_i r_ic
 
-    The first term are pseudo-rows, so that no share becomes 0. kappa is chosen each round: it
+    The prior is proportional to the labels. The first term are pseudo-rows, so that no share
+    becomes 0. kappa is chosen each round: it
     maximises the likelihood of the counts sum_i r_ic, of which 15 % are relied on, under a
     Dirichlet-multinomial distribution around n_c / n. Labels that are drawn like the other rows
     thus decide about rare classes, and labels that are not have little weight. Where all classes
@@ -255,10 +252,8 @@ def estimate_shares(scores: Tensor, scale: float, counts: Tensor) -> Tensor:
     probs = torch.softmax(
         (SHARPER * scale * scores.double()).masked_fill(~present, -math.inf), dim=1
     )
-    likely, pseudo = (
-        (counts / counts.sum()).numpy(),
-        present.double().numpy() * max(1.0, LEAST_SHARE * len(scores) / len(counts)),
-    )
+    likely = (counts / counts.sum()).numpy()
+    pseudo = present.double().numpy() * max(1.0, LEAST_SHARE * len(scores) / len(counts))
     even = float(counts.max() / counts[present].min()) <= UNEVEN
     shares = present.double() / present.sum()
     for _ in range(EM_ROUNDS):
@@ -266,16 +261,15 @@ def estimate_shares(scores: Tensor, scale: float, counts: Tensor) -> Tensor:
         rows = (joint / joint.sum(dim=1, keepdim=True).clamp_min(1e-30)).sum(dim=0).numpy()
         kappa = 0.0 if even else _strength(RELIED * rows[pseudo > 0], likely[pseudo > 0]) / RELIED
         total = rows + kappa * likely + pseudo
-        before, shares = shares, torch.from_numpy(total / total.sum())
+        before = shares
+        shares = torch.from_numpy(total / total.sum())
         if float((shares - before).abs().max()) < CONVERGED:
             break
     return shares
 
 
 def _strength(rows: NDArray[np.float64], likely: NDArray[np.float64]) -> float:
-    """Return the kappa of largest Dirichlet-multinomial likelihood of counts (C,) around shares
-    (C,).
-    """
+    """Return the kappa of largest Dirichlet-multinomial likelihood of counts (C,)."""
     prior = STRENGTHS[:, None] * likely
     evidence = (
         gammaln(STRENGTHS)

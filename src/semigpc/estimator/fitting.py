@@ -329,7 +329,7 @@ def self_train(
 
 
 def _joined_memory(memory: Memory, rows: TrainingRows, joined: Tensor, soft: Tensor) -> Memory:
-    """Return the GP over the labelled rows and some unlabelled ones (P,) with soft labels (P, C)."""
+    """Return the GP over labelled rows and joined ones (P,) with soft labels (P, C)."""
     return Memory(
         memory.kernel,
         memory.noise_std,

@@ -17,19 +17,18 @@ from semigpc.gp.engine import NotPositiveDefiniteError, full_precision
 from semigpc.gp.kernels import RBF, Kernel, Laplace, square_norms
 from semigpc.io.threads import suited_to, using
 
-# rows whose kernel values are computed by one product, and held at once; fewer if there are ...
-CHUNK = 2048
-CHUNK_CELLS = 2**22  # ... more kernel values than these, 16 MB
-STRIP_CELLS = 2**20  # kernel values that one elementwise pass covers: 4 MB, as much as caches hold
-SMALLEST_CHUNK = 256  # rows; smaller matrix products are slow
-PRECISE = 4096  # labelled rows up to which the kernel matrix is factorised in float64
+PRODUCT_ROWS = 2048  # rows whose kernel values are computed by one product and held at once ...
+PRODUCT_CELLS = 2**22  # ... fewer if there are more kernel values than these, 16 MB
+STRIP_CELLS = 2**20  # kernel values of one elementwise pass: 4 MB, as much as caches hold
+FEWEST_PRODUCT_ROWS = 256  # smaller matrix products are slow
+FLOAT64_ROWS = 4096  # labelled rows up to which the kernel matrix is factorised in float64
 GROUP = 64  # labelled rows that share one bound
-SPARE = 1  # groups searched beyond the number of reasons
-# |h|^2 / (2 l^2) up to which e, and the square of L^-1 k / r, are at most exp(80): within float32
-RANGE = 40.0
-NEAR = 10.0  # the same, up to which 0 is as good an origin as the mean
-# kernel values below are raised to this: products with denormal numbers are many times slower
-SMALLEST = 1e-30
+SPARE_GROUPS = 1  # searched beyond the number of reasons
+# |h|^2 / (2 l^2) up to which e, and the square of L^-1 k / r, are at most exp(80): within float32.
+LARGEST_EXPONENT = 40.0
+NEAR_EXPONENT = 10.0  # the same, up to which 0 is as good an origin as the mean
+# Smaller kernel values are raised to this: products with denormal numbers are many times slower.
+SMALLEST_VALUE = 1e-30
 
 
 class Scored(NamedTuple):
@@ -55,7 +54,7 @@ class Scored(NamedTuple):
 class Posterior:
     """A GP posterior over N labelled rows that no longer changes, for scoring many rows.
 
-        mu(h)  = k(h, h_Q) weights                    weights = K^-1 y_Q, corrected as the caller likes
+        mu(h)  = k(h, h_Q) weights                    weights = K^-1 y_Q, or corrected ones
         var(h) = k(h, h) - |L^-1 k(h_Q, h)|^2         L L^T = K = k(h_Q, h_Q) + sigma^2 I
 
     float32, in O(M N (D + C)) without the variance and O(M N (D + C + N)) with it. Memory beyond
@@ -74,7 +73,8 @@ class Posterior:
     def __init__(
         self, features: Tensor, weights: Tensor, *, kernel: Kernel, noise_std: float
     ) -> None:
-        self.kernel, self.noise_std = kernel, noise_std
+        self.kernel = kernel
+        self.noise_std = noise_std
         self.features = features.detach().to(torch.float32, copy=True).contiguous()
         self.weights = weights.detach().to(torch.float32, copy=True).contiguous()
         for name, value in (("features", self.features), ("weights", self.weights)):
@@ -117,7 +117,9 @@ class Posterior:
             slots=torch.full((rows, top), -1, dtype=torch.int64, device=queries.device),
             reasons=self.weights.new_zeros(rows, top),
         )
-        chunk = max(1, min(CHUNK, max(SMALLEST_CHUNK, CHUNK_CELLS // max(1, len(self))), rows))
+        chunk = max(
+            1, min(PRODUCT_ROWS, max(FEWEST_PRODUCT_ROWS, PRODUCT_CELLS // max(1, len(self))), rows)
+        )
         starts = iter(range(0, rows, chunk))
         if variance and len(self) and self._factor is None:
             with suited_to(len(self) ** 3):
@@ -126,7 +128,8 @@ class Posterior:
             threads = torch.get_num_threads()
             if threads == 1 or rows <= chunk * (threads - 1):
                 self._score_chunks(queries, starts, chunk, result, bias)
-            else:  # each thread has chunks of its own; if they shared one, they would wait for each other at every operation
+            else:
+                # Each thread has chunks of its own: threads that share one wait at every operation.
                 with using(1), ThreadPoolExecutor(threads) as pool:  # new threads inherit the 1
                     work = [
                         pool.submit(self._score_chunks, queries, starts, chunk, result, bias)
@@ -145,12 +148,9 @@ class Posterior:
         result: Scored,
         bias: Tensor | None,
     ) -> None:
-        """Fill in the result for the chunks of queries that begin at ``starts``, an iterator that
-        threads share.
-        """
+        """Fill in the result for chunks of queries; threads share the iterator ``starts``."""
         rows = min(chunk, len(queries))
-        # for kernel values, their maxima and L^-1 k; allocated once, since the system must clear
-        # new memory
+        # For kernel values, their maxima and L^-1 k; allocated once, as new memory is cleared.
         space = (
             self._search.workspace(rows),
             self.weights.new_empty(rows, self._search.groups),
@@ -175,9 +175,7 @@ class Posterior:
         largest: Tensor,
         solved: Tensor,
     ) -> None:
-        """Fill in the result for a chunk (m, D) of the queries, which begins at row ``start`` of
-        them.
-        """
+        """Fill in the result for a chunk (m, D) that begins at row ``start`` of the queries."""
         e = values[:, : len(self)]
         r = self._scaled.write(chunk, e, start)
         strip = max(64, STRIP_CELLS // max(1, len(self)))
@@ -200,17 +198,16 @@ class Posterior:
             result.slots[:, :top] = self._order[places]
             result.reasons[:, :top] = best if r is None else best.mul_(r.unsqueeze(1))
         if result.variance is not None:
-            prior, explained = (
-                self.kernel.diagonal(chunk.to(torch.float32)),
-                self._explained(e, solved),
-            )
-            torch.sub(
-                prior, explained if r is None else explained.mul_(r.square_()), out=result.variance
-            ).clamp_min_(0)
+            prior = self.kernel.diagonal(chunk.to(torch.float32))
+            explained = self._explained(e, solved)
+            if r is not None:
+                explained.mul_(r.square_())
+            torch.sub(prior, explained, out=result.variance).clamp_min_(0)
 
     def _explained(self, e: Tensor, out: Tensor) -> Tensor:
-        """Return |L^-1 k|^2 / r^2, (m,), for e (m, N); ``out`` (m, N) receives L^-1 k / r. O(m
-        N^2).
+        """Return |L^-1 k|^2 / r^2, (m,), for e (m, N). O(m N^2).
+
+        ``out`` (m, N) receives L^-1 k / r.
         """
         if self._factor is None:  # no labelled rows
             return e.new_zeros(len(e))
@@ -224,7 +221,9 @@ class Posterior:
         1e-5 of the prior variance at condition numbers up to 1e7; with one computed in float32, as
         for many rows to save memory, up to 1e6.
         """
-        for dtype in (torch.float64,) if len(self) <= PRECISE else (torch.float32, torch.float64):
+        for dtype in (
+            (torch.float64,) if len(self) <= FLOAT64_ROWS else (torch.float32, torch.float64)
+        ):
             features = self._scaled.points.to(dtype)
             K = self.kernel(features, features)
             K.diagonal().copy_(self.kernel.diagonal(features) + self.noise_std**2)
@@ -233,8 +232,8 @@ class Posterior:
                 return factor.div_(self._scaled.units.unsqueeze(1)).to(torch.float32)  # type: ignore[no-any-return]
             del K, factor
         raise NotPositiveDefiniteError(
-            f"the kernel matrix of {self.kernel} with noise_std={self.noise_std:g} is not positive definite. "
-            "Raise noise_std, or do without the variance."
+            f"the kernel matrix of {self.kernel} with noise_std={self.noise_std:g} is not "
+            "positive definite. Raise noise_std, or do without the variance."
         )
 
 
@@ -243,7 +242,9 @@ class ScaledKernel:
 
     For an RBF and points h_i not too far from an origin o, that is
 
-        e = exp((h - o).(h_i - o) / l^2)      g_i = eta exp(-|h_i - o|^2 / (2 l^2))      r = exp(-|h - o|^2 / (2 l^2))
+        e   = exp((h - o).(h_i - o) / l^2)
+        g_i = eta exp(-|h_i - o|^2 / (2 l^2))
+        r   = exp(-|h - o|^2 / (2 l^2))
 
     so that e takes one matrix product and one exp. The origin is 0 or, where distances would lose
     digits, the mean of the points. For other kernels and points, e = k and g = 1. For these, and
@@ -254,7 +255,8 @@ class ScaledKernel:
     """
 
     def __init__(self, points: Tensor, kernel: Kernel) -> None:
-        self.points, self.kernel = points, kernel
+        self.points = points
+        self.kernel = kernel
         self.units = points.new_ones(len(points))  # g, (N,)
         self.origin: Tensor | None = None
         self.columns: Tensor | None = None  # (h_i - o) / l^2, (N, D)
@@ -262,17 +264,16 @@ class ScaledKernel:
             return
         self.half_precision = 0.5 / kernel.length_scale**2
         wide = points.double()
-        if float(square_norms(wide).max()) * self.half_precision > NEAR:
+        if float(square_norms(wide).max()) * self.half_precision > NEAR_EXPONENT:
             self.origin = wide.mean(dim=0)
             wide = wide - self.origin
         exponents = square_norms(wide) * self.half_precision
-        if float(exponents.max()) <= RANGE:
+        if float(exponents.max()) <= LARGEST_EXPONENT:
             self.columns = (wide * 2 * self.half_precision).to(torch.float32)
             self.units = exponents.neg().exp().mul(kernel.output_scale).to(torch.float32)
 
     def write(self, queries: Tensor, out: Tensor, start: int = 0) -> Tensor | None:
-        """Write log e to ``out`` (m, N) and return r (m,), or write e itself and return None. O(m N
-        D).
+        """Write log e to ``out`` (m, N) and return r (m,), or write e and return None. O(m N D).
 
         Args:
             queries: (m, D) of any floating dtype, m > 0.
@@ -286,19 +287,17 @@ class ScaledKernel:
         farthest = float(norms.max())
         if not math.isfinite(farthest):
             check_finite("queries", norms, start)
-        if self.columns is not None and farthest * self.half_precision <= RANGE:
+        if self.columns is not None and farthest * self.half_precision <= LARGEST_EXPONENT:
             torch.mm(rows, self.columns.mT, out=out)
             return norms.mul_(-self.half_precision).exp_()
         out.copy_(self.kernel(queries.to(torch.float32), self.points))
         if isinstance(self.kernel, RBF):
-            out.clamp_min_(SMALLEST).div_(self.units)
+            out.clamp_min_(SMALLEST_VALUE).div_(self.units)
         return None
 
 
 def check_finite(name: str, norms: Tensor, start: int = 0) -> None:
-    """Raise if one of the rows, the first of which is row ``start``, has a squared norm (m,) that
-    is not finite.
-    """
+    """Raise if one of the squared norms (m,), of rows from ``start`` on, is not finite."""
     sound = norms.isfinite()
     if not bool(sound.all()):
         row = start + int((~sound).nonzero()[0, 0])
@@ -308,17 +307,14 @@ def check_finite(name: str, norms: Tensor, start: int = 0) -> None:
 
 
 def grouping_order(weights: Tensor) -> Tensor:
-    """Return an order (N,) that puts rows of one class and of similar weights (N, C) next to each
-    other.
-    """
+    """Return an order (N,) in which rows of one class and similar weights (N, C) are adjacent."""
     size, own = weights.max(dim=1)
     order = size.argsort(stable=True)
     return order[own[order].argsort(stable=True)]
 
 
 class ReasonSearch:
-    """Finds the largest of e(h, h_i) a[i, c] over i for every query h and its class c, where no e
-    is below 0.
+    """Finds the largest e(h, h_i) a[i, c] over i for a query h and its class c, for e >= 0.
 
     Labelled rows are taken in groups of 64. For a class, the few groups with its largest weights
     are searched. No member of another group exceeds
@@ -337,13 +333,11 @@ class ReasonSearch:
     def __init__(self, weights: Tensor) -> None:
         self.count, classes = weights.shape
         self.groups = -(-self.count // GROUP)
-        self.by_class = weights.new_full(
-            (classes, self.groups * GROUP), -math.inf
-        )  # padding is never chosen
+        # padded with -inf, which is never chosen
+        self.by_class = weights.new_full((classes, self.groups * GROUP), -math.inf)
         self.by_class[:, : self.count] = weights.mT
-        self.bounds = (
-            self.by_class.view(classes, self.groups, GROUP).amax(dim=2).clamp_min_(0)
-        )  # (C, groups)
+        by_group = self.by_class.view(classes, self.groups, GROUP)
+        self.bounds = by_group.amax(dim=2).clamp_min_(0)  # (C, groups)
         self._top_groups: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
 
     def workspace(self, rows: int) -> Tensor:
@@ -358,14 +352,15 @@ class ReasonSearch:
     def find(
         self, values: Tensor, largest: Tensor, classes: Tensor, top: int
     ) -> tuple[Tensor, Tensor]:
-        """Return positions (m, top) among the labelled rows, and e a there, largest first. O(m (N /
-        64 + 64 top)) typically.
+        """Return positions (m, top) among the labelled rows, and e a there, largest first.
+
+        Typically O(m (N / 64 + 64 top)).
 
         Args:
             values: (m, N rounded up) e. largest: (m, groups) their maxima. classes: (m,). top: from
                 1 to N.
         """
-        looked = top + SPARE
+        looked = top + SPARE_GROUPS
         if self.groups <= looked:
             return self.find_among_all(values, classes, top)
         class_groups, weights, others = self._largest(looked)
@@ -392,8 +387,9 @@ class ReasonSearch:
         return places, best
 
     def _largest(self, looked: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return for every class its best groups (C, looked), their weights (C, looked * 64),
-        bounds of others (C, groups).
+        """Return the best groups (C, looked) of every class, their weights, and other bounds.
+
+        Weights are (C, looked * 64), bounds (C, groups).
         """
         if looked not in self._top_groups:
             groups = self.bounds.topk(looked, dim=1).indices
