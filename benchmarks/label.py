@@ -156,7 +156,7 @@ class Floor:
     @torch.no_grad()
     def products(self, rows: NDArray[np.float32], *, variance: bool) -> tuple[Tensor, Tensor]:
         """The mean (m, C), and L^-1 k (m, N) or k, of the last chunk of the rows."""
-        for chunk in torch.from_numpy(rows).split(CHUNK):
+        for chunk in torch.from_numpy(rows).split(PRODUCT_ROWS):
             k = self.k[: len(chunk)]
             mean = self.mean[: len(chunk)]
             torch.mm(chunk, self.columns, out=k).exp_()
@@ -166,7 +166,7 @@ class Floor:
         return mean, k
 
     def difference(self, rows: NDArray[np.float32], answers: Answers) -> float:
-        """Largest difference of scores and variances of at most CHUNK rows from those of the
+        """Largest difference of scores and variances of at most PRODUCT_ROWS rows from those of the
         products.
         """
         mean, explained = self.products(rows, variance=True)

@@ -408,9 +408,9 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def leave_one_out(self, folds: Integers | None = None) -> LeftOutLabels:
         """Return what the other labels predict for each given label.
 
-        Rows that joined in self-training take no part. In closed form: O(n^2 + n C), or O(n^2 (D + C)) where ``engine_`` is "ensemble". The
-        variance of an ensemble is then that of the GPs which hold the row, without it; the others
-        hold as many similar rows.
+        Rows that joined in self-training take no part. In closed form: O(n^2 + n C), or O(n^2 (D +
+        C)) where ``engine_`` is "ensemble". The variance of an ensemble is then that of the GPs
+        which hold the row, without it; the others hold as many similar rows.
 
         Args:
             folds: (n,) where given, in the order of ``labeled_rows_``: all labels of a fold are
@@ -544,9 +544,10 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 def read_targets(y: Any, classes: NDArray[Any] | None = None) -> tuple[Integers, NDArray[Any]]:
     """Return codes (n,), -1 where there is no label, and classes (C,) of labels.
 
-    Labels may have any form that scikit-learn accepts. Unlabelled rows are marked as in :func:`semigpc.io.tables.label_text`: by -1, NaN, None or empty
-    text. A sparse matrix of one column is read as a vector; one of several columns is an indicator,
-    whose rows without an entry are unlabelled.
+    Labels may have any form that scikit-learn accepts. Unlabelled rows are marked as in
+    :func:`semigpc.io.tables.label_text`: by -1, NaN, None or empty text. A sparse matrix of one
+    column is read as a vector; one of several columns is an indicator, whose rows without an entry
+    are unlabelled.
 
     Args:
         y: (n,) or a sparse matrix of n rows.

@@ -2,9 +2,9 @@
 
 Our own rather than ``linear_operator.utils.linear_cg``, and each reason concerns the online rule.
 That one takes 12 products at least, however good the start is: 11 steps, and one for the residual
-of the initial guess, which we know already. It stops by the MEAN of the residuals over right-hand sides: on 3000 clustered rows
-with a tolerance of 1e-3 the worst class was left at 1.6e-3. It returns neither residual nor number
-of steps. And where it fails it warns, and returns what it has.
+of the initial guess, which we know already. It stops by the MEAN of the residuals over right-hand
+sides: on 3000 clustered rows with a tolerance of 1e-3 the worst class was left at 1.6e-3. It
+returns neither residual nor number of steps. And where it fails it warns, and returns what it has.
 """
 
 from collections.abc import Callable
@@ -192,12 +192,12 @@ class LandmarkPreconditioner:
 def symmetric_product(features: Tensor, kernel: Kernel, x: Tensor) -> Tensor:
     """Return k(h, h) @ x, (n, R) float64, for h (n, D) and x (n, R) float64.
 
-    O(n^2 (D + R)) time, O(n R) memory. A tile off the diagonal is used twice, as itself and transposed. Tiles have the dtype of the
-    features. With float32 ones x is split into two float32 parts, high and low, so that nothing of
-    x is rounded, and sums over tiles are float64. What is left is the rounding of kernel values and
-    of sums within a tile: some 1e-6 of y in y - K alpha, and 1e-5 without the split, for long
-    length-scales. Both parts together take half the time of a float64 product, whose tiles would be
-    converted first.
+    O(n^2 (D + R)) time, O(n R) memory. A tile off the diagonal is used twice, as itself and
+    transposed. Tiles have the dtype of the features. With float32 ones x is split into two float32
+    parts, high and low, so that nothing of x is rounded, and sums over tiles are float64. What is
+    left is the rounding of kernel values and of sums within a tile: some 1e-6 of y in y - K alpha,
+    and 1e-5 without the split, for long length-scales. Both parts together take half the time of a
+    float64 product, whose tiles would be converted first.
     """
     parts = _parts(x, features.dtype)
     norms = square_norms(features)

@@ -24,16 +24,17 @@ class EnsembleGP(Engine):
         var(h) = sum_m w_m v_m(h) / sum_m w_m = M / sum_m w_m - sigma^2
 
     with combine="precision": a generalised product of experts with exponents 1/M. Where members
-    agree, the result is that of each, and far from all data it is the prior. The weights depend on the features alone, so by
-    convexity of the square ``variance`` is an upper bound of the squared error to expect of this
-    mean, if the prior is right. ``combine="mean"`` has w_m = 1 instead, with the same
-    bound: members without data near a query then dilute it, but ``mean`` needs no variance. Members
-    without rows take no part. Gradients of the mean take the weights as constants.
+    agree, the result is that of each, and far from all data it is the prior. The weights depend on
+    the features alone, so by convexity of the square ``variance`` is an upper bound of the squared
+    error to expect of this mean, if the prior is right. ``combine="mean"`` has w_m = 1 instead,
+    with the same bound: members without data near a query then dilute it, but ``mean`` needs no
+    variance. Members without rows take no part. Gradients of the mean take the weights as
+    constants.
 
     Slots lie in stripes, dealt out in turn: batches of a FIFO buffer go to one member at a time,
-    and each sees all times and classes alike. A change costs what it costs the members it touches: with exact ones of N / M
-    slots each, M times fewer operations and M times less memory than one engine of N. With
-    "precision", ``mean`` costs M variances, O(Q N^2 / M) there.
+    and each sees all times and classes alike. A change costs what it costs the members it touches:
+    with exact ones of N / M slots each, M times fewer operations and M times less memory than one
+    engine of N. With "precision", ``mean`` costs M variances, O(Q N^2 / M) there.
 
     If torch's default process group has W > 1 processes at construction, process r holds the
     members m with m mod W = r. Every process must then make the same calls with the same arguments,

@@ -324,8 +324,9 @@ class ExactGP(Engine):
     def _update(self, slots: Tensor, features: Tensor | None, targets: Tensor | None) -> None:
         """Overwrite rows and columns ``slots`` of K, and update P and alpha.
 
-        O(B n^2 + B^2 n + B^3), one pass over P. First the slots are forgotten, then the new ones appended, which is the paper's block rule
-        (section 3.3) without moving any row. In the textbook's column form, S the slots:
+        O(B n^2 + B^2 n + B^3), one pass over P. First the slots are forgotten, then the new ones
+        appended, which is the paper's block rule (section 3.3) without moving any row. In the
+        textbook's column form, S the slots:
 
             G  = P[:, S]                          M  = G[S]
             W  = P C                              the one pass over P

@@ -79,8 +79,9 @@ class RBF:
 class Laplace:
     """k(a, b) = eta * exp(-|a - b| / l), the Euclidean exponential kernel. O(N M D).
 
-    Sharper at 0 than RBF, with a heavier tail. Distances come from differences, not from a matrix product: several times slower than RBF, but
-    near-duplicates keep their digits through the square root.
+    Sharper at 0 than RBF, with a heavier tail. Distances come from differences, not from a matrix
+    product: several times slower than RBF, but near-duplicates keep their digits through the square
+    root.
 
     Args:
         length_scale: l. output_scale: eta.
@@ -106,8 +107,8 @@ class Laplace:
 class Cosine:
     """k(a, b) = eta * a.b / (|a| |b|): linear in the direction of the feature. O(N M D).
 
-    Its rank is at most D. A vector whose norm is 0, or underflows or overflows, has no direction: its kernel with
-    everything, itself included, is 0.
+    Its rank is at most D. A vector whose norm is 0, or underflows or overflows, has no direction:
+    its kernel with everything, itself included, is 0.
 
     Args:
         output_scale: eta.

@@ -224,7 +224,7 @@ class MatrixFreeGP(Engine):
 
     @contextmanager
     def _undone_on_error(self, slots: Tensor | slice) -> Iterator[None]:
-        """Restore the rows of some slots, alpha, r and counts if an error or interrupt is raised."""
+        """Restore the rows of some slots, alpha, r and counts after an error or interrupt."""
         rows = self.features[slots], self.targets[slots], self.occupied[slots]
         solution, residual = self.solution.clone(), self.residual.clone()
         counts = (

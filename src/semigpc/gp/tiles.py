@@ -123,7 +123,8 @@ class SymmetricTiles(nn.Module):
     def _addresses(self, slots: Tensor) -> Tensor:
         """Return flat positions of P[:, slots], (size, B), in the tiles.
 
-        Along a tile's row left of the diagonal, down its column below. Slots are the fastest dimension because neighbouring slots share cache lines in the columns.
+        Along a tile's row left of the diagonal, down its column below. Slots are the fastest
+        dimension because neighbouring slots share cache lines in the columns.
         """
         strip = slots // self.side  # (B,)
         offset = slots % self.side
