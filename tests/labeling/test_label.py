@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow
 import pytest
 
+from semigpc.estimator import STATUSES
 from semigpc.io.errors import DataError
 from semigpc.labeling import label as label_module
 from semigpc.labeling.label import label_data
@@ -43,16 +44,13 @@ def test_every_row_has_its_label_in_the_order_of_the_data(usual: Path) -> None:
     assert table.column_names == ["id", *COLUMNS]
     assert table.column("id").to_pylist() == IDS
     rows = table.to_pylist()
-    given = [row for row in rows if row["id"] in LABELS]
-    assert all(
-        (row["label"], row["confidence"], row["status"]) == (LABELS[row["id"]], 1.0, "labelled")
-        for row in given
-    )
-    rest = [row for row in rows if row["id"] not in LABELS]
-    assert {row["status"] for row in rest} <= {"pseudo", "abstained", "outlier"}
-    right = [
-        row["label"] == TRUTH[IDS.index(row["id"])] for row in rest if row["status"] == "pseudo"
-    ]
+    for row in rows:
+        if row["id"] in LABELS:
+            given = (row["label"], row["confidence"], row["status"])
+            assert given == (LABELS[row["id"]], 1.0, "labelled")
+    rest = [(row, truth) for row, truth in zip(rows, TRUTH, strict=True) if row["id"] not in LABELS]
+    assert {row["status"] for row, _ in rest} <= {"pseudo", "abstained", "outlier"}
+    right = [row["label"] == truth for row, truth in rest if row["status"] == "pseudo"]
     assert len(right) > 150
     assert np.mean(right) > 0.9
     assert all(0 <= row["variance"] <= 1 and row["label"] in CLASSES for row in rows)
@@ -60,13 +58,9 @@ def test_every_row_has_its_label_in_the_order_of_the_data(usual: Path) -> None:
 
 
 def test_reasons_are_rows_with_a_label_of_their_own(usual: Path) -> None:
-    labels = dict(
-        zip(
-            *(labels_of(usual / "out").column(name).to_pylist() for name in ("id", "label")),
-            strict=True,
-        )
-    )
-    for row in labels_of(usual / "out").to_pylist():
+    rows = labels_of(usual / "out").to_pylist()
+    labels = {row["id"]: row["label"] for row in rows}
+    for row in rows:
         weights = [abs(reason["weight"]) for reason in row["reasons"]]
         assert len(weights) == 3
         assert weights == sorted(weights, reverse=True)
@@ -77,31 +71,21 @@ def test_csv_and_parquet_say_the_same(usual: Path) -> None:
     with (usual / "out" / "labels.csv").open(newline="", encoding="utf-8") as file:
         found = list(csv.DictReader(file))
     for row, expected in zip(found, labels_of(usual / "out").to_pylist(), strict=True):
-        assert (row["id"], row["label"], row["status"]) == (
-            expected["id"],
-            expected["label"],
-            expected["status"],
-        )
-        assert float(row["confidence"]) == pytest.approx(expected["confidence"], rel=1e-5)
-        assert float(row["variance"]) == pytest.approx(expected["variance"], rel=1e-5)
-        reasons = json.loads(row["reasons"])
-        assert [reason["id"] for reason in reasons] == [
-            reason["id"] for reason in expected["reasons"]
-        ]
-        assert [reason["weight"] for reason in reasons] == pytest.approx(
-            [reason["weight"] for reason in expected["reasons"]], rel=1e-5
-        )
+        for name in ("id", "label", "status"):
+            assert row[name] == expected[name]
+        for name in ("confidence", "variance"):
+            assert float(row[name]) == pytest.approx(expected[name], rel=1e-5)
+        for reason, other in zip(json.loads(row["reasons"]), expected["reasons"], strict=True):
+            assert reason["id"] == other["id"]
+            assert reason["weight"] == pytest.approx(other["weight"], rel=1e-5)
 
 
 def test_the_summary_counts_what_the_table_holds(usual: Path) -> None:
-    summary, table = (
-        json.loads((usual / "out" / "summary.json").read_text()),
-        labels_of(usual / "out"),
-    )
-    status, label = table.column("status").to_pylist(), table.column("label").to_pylist()
-    assert summary["statuses"] == {
-        name: status.count(name) for name in ("labelled", "pseudo", "abstained", "outlier")
-    }
+    summary = json.loads((usual / "out" / "summary.json").read_text())
+    table = labels_of(usual / "out")
+    status = table.column("status").to_pylist()
+    label = table.column("label").to_pylist()
+    assert summary["statuses"] == {name: status.count(name) for name in STATUSES}
     assert summary["classes"] == list(CLASSES)
     assert summary["given"] == [12, 12, 12]
     pseudo = [name for name, what in zip(label, status, strict=True) if what == "pseudo"]
@@ -127,13 +111,13 @@ def test_the_kind_of_file_does_not_matter(labelled: Callable[[str], Path], kind:
 @pytest.mark.parametrize("shard", [37, 128])
 def test_the_size_of_a_shard_does_not_matter(usual: Path, tmp_path: Path, shard: int) -> None:
     label_data(settings(usual, out=tmp_path / "out", shard=shard))
-    found, expected = labels_of(tmp_path / "out"), labels_of(usual / "out")
+    found = labels_of(tmp_path / "out")
+    expected = labels_of(usual / "out")
     for name in ("id", "label", "status"):
         assert found.column(name).equals(expected.column(name))
     for name in ("confidence", "variance"):
-        np.testing.assert_allclose(
-            found.column(name).to_numpy(), expected.column(name).to_numpy(), atol=2e-5
-        )
+        values = expected.column(name).to_numpy()
+        np.testing.assert_allclose(found.column(name).to_numpy(), values, atol=2e-5)
 
 
 def test_a_stopped_run_goes_on_and_ends_the_same(
@@ -149,11 +133,8 @@ def test_a_stopped_run_goes_on_and_ends_the_same(
 
     with pytest.raises(KeyboardInterrupt):
         label_data(stopped, progress=stop)
-    assert sorted(path.name for path in (tmp_path / "stopped" / "parts").glob("*.parquet")) == [
-        "00000.parquet",
-        "00001.parquet",
-        "00002.parquet",
-    ]
+    parts = sorted(path.name for path in (tmp_path / "stopped" / "parts").glob("*.parquet"))
+    assert parts == ["00000.parquet", "00001.parquet", "00002.parquet"]
     assert not (tmp_path / "stopped" / "project.json").exists()
     made: list[int] = []
     table = Labeller.table

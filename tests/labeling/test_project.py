@@ -13,7 +13,7 @@ from pyarrow import parquet
 from semigpc.io.errors import DataError
 from semigpc.labeling import project as project_module
 from semigpc.labeling.label import LabelSettings, label_data
-from semigpc.labeling.project import Project
+from semigpc.labeling.project import Project, ProjectSettings
 from tests.labeling.samples import IDS, KINDS, LABELS, X, table_of, write, write_labels
 
 
@@ -167,17 +167,12 @@ def test_images_are_found_below_their_folder_and_nowhere_else(tmp_path: Path) ->
         tmp_path / "labels.csv", {ids[IDS.index(name)]: label for name, label in LABELS.items()}
     )
     out = tmp_path / "out"
-    label_data(
-        LabelSettings(
-            data=tmp_path / "data.parquet", labels=labels, out=out, images=photos, report=False
-        )
-    )
+    data = tmp_path / "data.parquet"
+    label_data(LabelSettings(data=data, labels=labels, out=out, images=photos, report=False))
     project = Project.open(out)
     assert project.images == photos.resolve()
-    assert [project.image(row) for row in range(8)] == [
-        photos.resolve() / "sub" / "a b.png",
-        *[None] * 7,
-    ]
+    expected = [photos.resolve() / "sub" / "a b.png", *[None] * 7]
+    assert [project.image(row) for row in range(8)] == expected
     assert Project.open(out, images=photos / "sub").image(0) is None
     photos.rename(tmp_path / "elsewhere")
     with pytest.raises(DataError, match=r"folder of images does not exist.*images="):
@@ -187,16 +182,5 @@ def test_images_are_found_below_their_folder_and_nowhere_else(tmp_path: Path) ->
 
 def test_settings_hold_what_it_takes_to_open_it_again(usual: Path) -> None:
     settings = json.loads((usual / "project.json").read_text())
-    assert {
-        "version",
-        "data",
-        "labels",
-        "id_name",
-        "columns",
-        "images",
-        "parameters",
-        "classes",
-        "counts",
-        "rows",
-    } <= set(settings)
+    assert settings.keys() == ProjectSettings.__annotations__.keys()
     assert sum(settings["counts"].values()) == settings["rows"] == 300

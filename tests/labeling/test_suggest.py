@@ -18,6 +18,7 @@ from semigpc.labeling.suggest import (
     SuggestConfig,
     choose_diverse,
     classes_in_need,
+    codes_in_need,
     neighbourly,
     rare_weights,
     suggest,
@@ -120,11 +121,8 @@ def test_every_class_in_need_gets_its_share_of_a_long_tail(tmp_path: Path, pool:
     }
     parquet.write_table(table_of(x, ids), tmp_path / "data.parquet")
     labels = write_labels(tmp_path / "labels.csv", given)
-    label_data(
-        LabelSettings(
-            data=tmp_path / "data.parquet", labels=labels, out=tmp_path / "out", report=False
-        )
-    )
+    data = tmp_path / "data.parquet"
+    label_data(LabelSettings(data=data, labels=labels, out=tmp_path / "out", report=False))
     project = Project.open(tmp_path / "out")
     needs = classes_in_need(project)
     assert {"class 3", "class 4", "class 5"} <= needs.keys()
@@ -135,11 +133,8 @@ def test_every_class_in_need_gets_its_share_of_a_long_tail(tmp_path: Path, pool:
         assert len(sought) >= 10 // len(needs), name
         assert all(name in suggestion.why for suggestion in sought)
     assert sum(suggestion.for_class == "" for suggestion in found) == 10
-    right = [
-        f"class {truth[suggestion.row]}" == suggestion.for_class
-        for suggestion in found
-        if suggestion.for_class
-    ]
+    sought = [suggestion for suggestion in found if suggestion.for_class]
+    right = [f"class {truth[suggestion.row]}" == suggestion.for_class for suggestion in sought]
     assert np.mean(right) > 0.5
 
 
@@ -167,11 +162,8 @@ def test_outliers_can_be_left_out(clouds: Clouds) -> None:
 def test_rare_classes_come_up_more_with_a_larger_weight(clouds: Clouds) -> None:
     def share(rare: float) -> float:
         found = suggest(clouds.project, SuggestConfig(count=60, rare=rare, outliers="exclude"))
-        return float(
-            np.mean(
-                [suggestion.believed == "yew" for suggestion in found if not suggestion.for_class]
-            )
-        )
+        general = [suggestion for suggestion in found if not suggestion.for_class]
+        return float(np.mean([suggestion.believed == "yew" for suggestion in general]))
 
     assert share(0.0) <= share(1.0) <= share(4.0)
     assert share(4.0) > share(0.0)
@@ -181,10 +173,10 @@ def test_the_same_call_gives_the_same_rows_also_from_a_part_of_them(clouds: Clou
     for pool in (3000, 40):
         config = SuggestConfig(count=10, pool=pool, seed=3)
         assert suggest(clouds.project, config) == suggest(clouds.project, config)
-    best = {suggestion.row for suggestion in suggest(clouds.project, SuggestConfig(count=10))}
-    of_few = {
-        suggestion.row for suggestion in suggest(clouds.project, SuggestConfig(count=10, pool=100))
-    }
+    best, of_few = (
+        {suggestion.row for suggestion in suggest(clouds.project, SuggestConfig(count=10, pool=n))}
+        for n in (3000, 100)
+    )
     assert len(best & of_few) >= 4
 
 
@@ -197,17 +189,8 @@ def test_the_file_is_a_table_of_labels_once_it_is_filled_in(tmp_path: Path) -> N
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["id"] for row in rows] == [suggestion.id for suggestion in found]
-    assert list(rows[0]) == [
-        "rank",
-        "id",
-        "label",
-        "believed",
-        "confidence",
-        "variance",
-        "worth",
-        "for_class",
-        "why",
-    ]
+    names = "rank id label believed confidence variance worth for_class why"
+    assert list(rows[0]) == names.split()
     assert {row["label"] for row in rows} == {""}
     assert read_label_table(path, "id") == {}
     rows[1]["label"] = "beech"
@@ -250,3 +233,10 @@ def test_nothing_left_to_label(tmp_path: Path) -> None:
 def test_settings_that_cannot_be(settings: dict[str, object], words: str) -> None:
     with pytest.raises(SettingsError, match=words):
         SuggestConfig(**settings)  # type: ignore[arg-type]
+
+
+def test_classes_without_pseudo_labels_are_most_in_need_then_those_with_few_labels() -> None:
+    labels = np.array([20, 3, 4, 0, 9, 3])
+    pseudo = np.array([50, 2, 0, 0, 0, 1])
+    assert codes_in_need(labels, pseudo).tolist() == [2, 4, 1, 5]
+    assert codes_in_need(np.array([5, 5]), np.array([1, 1])).tolist() == []
