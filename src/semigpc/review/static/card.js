@@ -101,7 +101,7 @@ function reasons(card, listed) {
   for (const reason of listed) {
     const thumb = card.values ? null : image(reason.row, 96);
     list.append(
-      el("li", { title: `${reason.id}: ${reason.label}, ${signed(reason.weight)}`, class: side(reason.weight) }, thumb,
+      el("li", { title: `${reason.id}, labelled ${reason.label}, adds ${signed(reason.weight)} to the score of the class`, class: side(reason.weight) }, thumb,
         el("span", { class: "why" }, el("span", { class: "label" }, dot(codeOf(reason.label)), fitted("span", {}, reason.label ?? "?")),
           el("span", { class: "weight" }, signed(reason.weight)), card.values ? el("span", { class: "id" }, reason.id) : null)),
     );

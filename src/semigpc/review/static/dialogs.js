@@ -141,7 +141,7 @@ export function openZoom() {
     ? card.sides.flatMap((one, i) => [el("h3", {}, `${one.label}, ${sideNames(card)[i][0]}: ${percent(one.share)}`), ...figures(one.reasons)])
     : [el("h3", {}, "Because of these labels"), ...figures(card.reasons)];
   byId("zoom-body").replaceChildren(
-    el("figure", { class: "whole" }, image(card.row, 1600), el("figcaption", {}, el("span", { class: "name" }, dot(codeOf(card.label)), card.label ?? "no label"), el("b", {}, card.answer ?? percent(card.confidence)), el("span", { class: "quiet" }, `variance ${percent(card.variance)}`))),
+    el("figure", { class: "whole" }, image(card.row, 1600), el("figcaption", {}, el("span", { class: "name" }, dot(codeOf(card.label)), card.label ?? "no label"), el("b", {}, card.answer ?? percent(card.confidence)), el("span", { class: "quiet", title: "0 % next to a labelled row, 100 % far from all of them" }, `variance ${percent(card.variance)}`))),
     el("div", { class: "because" }, ...because));
   byId("zoom").showModal();
 }
