@@ -113,7 +113,7 @@ def test_a_class_absent_from_the_labels(trained: Trained, tmp_path: Path) -> Non
 
 def test_more_classes_in_the_checkpoint_than_in_the_data(trained: Trained, tmp_path: Path) -> None:
     two = make_class_folders(tmp_path / "two", {"zero": 3, "one": 3})
-    words = "the run knows 3 classes, and " + f"{two} has images of 2: none of 'two'"
+    words = "the run has 3 classes, and " + f"{two} has images of 2: none of 'two'"
     refused("evaluate", trained.run, "--data", two, code=2, words=words)
     done = semigpc("evaluate", trained.run, "--data", two, "--partial", "--json")
     assert done.exit_code == 0, done.output
@@ -145,7 +145,7 @@ def test_own_data_that_changed_since(trained: Trained, tmp_path: Path) -> None:
 
 def test_misspelt_options(trained: Trained) -> None:
     refused("train", "digits", "--set", "train.lrr=1", code=2, words="did you mean 'train.lr'?")
-    refused("train", "digits", "--set", "train.lr", code=2, words="a setting is written key=value")
+    refused("train", "digits", "--set", "train.lr", code=2, words="must be written key=value")
     refused(
         "train",
         "digits",

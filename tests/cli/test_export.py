@@ -90,7 +90,7 @@ def test_nothing_is_replaced_unless_asked(run: Path, tmp_path: Path) -> None:
     refused(
         *command,
         code=1,
-        words="is there already. Give another --out, or --overwrite to replace it.",
+        words="exists. Pass another --out, or --overwrite to replace it.",
     )
     assert out.read_text() == "mine"
     assert semigpc(*command, "--overwrite").exit_code == 0
@@ -148,6 +148,6 @@ def test_names_and_engines_that_will_not_do_are_usage_errors(
         raise NoExpansionError("its mean is no sum.")
 
     monkeypatch.setattr(ExactGP, "expansion", none_such)
-    words = "cannot be exported: its mean is no sum. Or take --head linear, the linear classifier alone."
+    words = "cannot be exported: its mean is no sum. Or use --head linear"
     refused("export", trained.run, "--out", tmp_path / "model.onnx", code=2, words=words)
     assert list(tmp_path.iterdir()) == []

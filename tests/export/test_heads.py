@@ -166,7 +166,7 @@ def test_what_onnx_runtime_cannot_compute_is_refused_and_torch_can(tmp_path: Pat
     FORMATS["onnx"].write(module, SIDE, onnx)
     with pytest.raises(
         NotExportableError,
-        match=r"lacks what the network needs: .*--format torch may do, or --head linear",
+        match=r"lacks what the network needs: .*kind=torch, or head=linear",
     ):
         FORMATS["onnx"].open(onnx)
     FORMATS["torch"].write(module, SIDE, pt2)

@@ -184,7 +184,7 @@ def check_unlabeled(views: Sequence[str], unlabeled: ImageSet) -> None:
     if views and not len(unlabeled):
         raise DataError(
             f"The views {', '.join(views)} are made of unlabelled images, and there are none. "
-            "Add unlabelled images, or train with labels alone: --algorithm supervised."
+            "Add unlabelled images, or train with labels alone: algorithm=supervised."
         )
 
 

@@ -160,7 +160,7 @@ def _other_ways() -> Iterator[None]:
     try:
         yield
     except NotExportableError as error:
-        raise NotExportableError(f"{error} --format torch may do, or --head linear.") from error
+        raise NotExportableError(f"{error} Try kind=torch, or head=linear.") from error
 
 
 def write_onnx(network: ExportedNetwork, size: int, path: Path) -> None:

@@ -87,7 +87,8 @@ def export_run(
         kernel = gp.head() if gp is not None and "gp" in chosen else None
     except NoExpansionError as error:
         raise NotExportableError(
-            f"the GP of {run.folder.path} cannot be exported: {error} Or take --head linear, the linear classifier alone."
+            f"the GP of {run.folder.path} cannot be exported: {error} Or use head=linear, the linear "
+            "classifier alone."
         ) from error
     augment = run.experiment.augment
     exported = ExportedNetwork(
@@ -130,15 +131,13 @@ def export_run(
 def _check_free(path: Path, form: Format, *, overwrite: bool) -> None:
     if path.suffix != form.suffix:
         raise SettingsError(
-            f"the name of the file must end in {form.suffix} for this --format; got {path.name!r}."
+            f"the name of the file must end in {form.suffix} for this format; got {path.name!r}."
         )
     for file in (path, _beside(path)):
         if file.is_dir():
-            raise SettingsError(f"{file} is a folder. Give the name of a file as --out.")
+            raise SettingsError(f"{file} is a folder. Pass the name of a file as out=...")
         if file.exists() and not overwrite:
-            raise RunError(
-                f"{file} is there already. Give another --out, or --overwrite to replace it."
-            )
+            raise RunError(f"{file} exists. Pass another out=..., or overwrite=True to replace it.")
 
 
 def _beside(path: Path) -> Path:
@@ -235,9 +234,10 @@ def _insist(largest: dict[str, float]) -> None:
     worst = max(largest, key=lambda name: math.inf if math.isnan(largest[name]) else largest[name])
     if not largest[worst] <= TOLERANCE:
         raise DifferenceError(
-            f"what was written differs from the run by {largest[worst]:.2g} in {worst}, and {TOLERANCE:g} is allowed; "
-            "it was removed. Try the other --format, or --head linear; if only the GP differs and its engine is "
-            "matrix_free, train with --set refiner.engine.dtype=float64."
+            f"the exported file differs from the run by {largest[worst]:.2g} in {worst}, and "
+            f"{TOLERANCE:g} is allowed; it was removed. Try the other kind=..., or head=linear; if "
+            "only the GP differs and its engine is matrix_free, train with "
+            "refiner.engine.dtype=float64."
         )
 
 

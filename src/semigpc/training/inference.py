@@ -105,9 +105,7 @@ class LoadedRun:
                 if self.gp is None
                 else f"had no labels in its GP at step {self.step}"
             )
-            raise SettingsError(
-                f"{self.folder.path} {why}, so it has no GP head. Leave --head out."
-            )
+            raise SettingsError(f"{self.folder.path} {why}, so it has no GP head. Use head=auto.")
         if choice != "auto":
             return (choice,)
         if not trained:
@@ -143,7 +141,7 @@ class LoadedRun:
         images = splits.test if name == "test" else splits.validation
         if images is None:
             raise RunError(
-                f"{self.folder.path} has no {name} images. Give some with --data, or another --part."
+                f"{self.folder.path} has no {name} images. Pass some with data=..., or another part."
             )
         before = self.folder.split_names(name)
         now = np.bincount(images.labels, minlength=splits.n_classes).tolist()
@@ -153,9 +151,10 @@ class LoadedRun:
             or now != self._counts(name)
         ):
             raise RunError(
-                f"the {name} images or their classes have changed since {self.folder.path} was trained: "
-                f"{len(self.class_names)} classes and {len(before)} images then, {splits.n_classes} and {len(images)} now. "
-                "Put them back as they were, or give images to evaluate on with --data."
+                f"the {name} images or their classes have changed since {self.folder.path} was "
+                f"trained: {len(self.class_names)} classes and {len(before)} images then, "
+                f"{splits.n_classes} and {len(images)} now. Restore them, or pass images to "
+                "evaluate on with data=..."
             )
         if self.gp is None or not self.gp.config.rebuilt_for_evaluation:
             return self, images
@@ -179,7 +178,7 @@ def load_run(path: Path, choice: Choice | None = None) -> LoadedRun:
     if not file.exists():
         why = "it had no validation images" if folder.last.exists() else "it was stopped too early"
         raise RunError(
-            f"{path} has no {choice} checkpoint: {why}. Choose another, or train on with --resume."
+            f"{path} has no {choice} checkpoint: {why}. Choose another, or resume training."
         )
     saved = folder.checkpoint(choice, experiment, split)
     original, counts = np.array(split["labeled_counts"]), np.array(saved.state["labeled_counts"])
@@ -261,8 +260,9 @@ def images_to_evaluate(
     absent = [name for c, name in enumerate(run.class_names) if c not in occurring]
     if absent and not partial:
         raise DataError(
-            f"the run knows {len(run.class_names)} classes, and {data} has images of {len(occurring)}: none of "
-            f"{listed(absent)}. Add some, or use --partial to evaluate on the classes that are there."
+            f"the run has {len(run.class_names)} classes, and {data} has images of "
+            f"{len(occurring)}: none of {listed(absent)}. Add some, or pass partial=True to evaluate "
+            "on the other classes."
         )
     return images
 
@@ -346,7 +346,7 @@ def _from_files(run: LoadedRun, path: Path, labels: Path | None, follow_links: b
 
 def _from_arrays(run: LoadedRun, path: Path, labels: Path | None) -> ImageSet:
     if labels is not None:
-        raise DataError(f"{path} holds its own labels, y_test; leave --labels out.")
+        raise DataError(f"{path} contains its own labels, y_test; leave labels=... out.")
     arrays = read_npz(path, ("x_test", "y_test"))
     if len(arrays) < 2:
         raise DataError(

@@ -163,13 +163,11 @@ class _SharedBatchStrategy(DDPStrategy):
 def _check_devices(experiment: Experiment, devices: int) -> None:
     if "RANK" in os.environ and devices > 1:
         raise SettingsError(
-            "torchrun or the batch system has started the processes: leave --devices out."
+            "torchrun or the batch system has started the processes: leave devices=... out."
         )
     if torch.cuda.is_available() and devices > torch.cuda.device_count():
         gpus = torch.cuda.device_count()
-        raise SettingsError(
-            f"--devices {devices} needs as many GPUs, and this machine has {gpus}. Use at most {gpus}."
-        )
+        raise SettingsError(f"devices={devices} needs as many GPUs, and this machine has {gpus}.")
     processes = int(os.environ["WORLD_SIZE"]) if has_rank() else devices
     rows = experiment.train.labeled_batch
     if rows < processes:
@@ -213,7 +211,10 @@ def _loss_message(rank: int, codes: Mapping[int, int], error: BaseException) -> 
         )
     else:
         cause = f"rank {other} ended with exit code {codes[other]}; its own message says why"
-    return f"{cause}. All processes were ended. What was saved before is intact; --resume continues from there."
+    return (
+        f"{cause}. All processes were ended. What was saved before is intact; resume=True continues "
+        "from there."
+    )
 
 
 # Agreement ----------------------------------------------------------------------------------------
@@ -357,9 +358,9 @@ def synchronize_batch_norm(model: nn.Module, device: torch.device) -> None:
         return
     if device.type != "cuda":
         raise SettingsError(
-            "this network has batch normalisation, which several processes can share on GPUs only. On a CPU train in one "
-            "process, which uses all cores; or use --features cached, or a network without batch normalisation, such as "
-            "--set model.name=vit_tiny_patch2_32."
+            "this network has batch normalisation, which several processes can share on GPUs only. "
+            "On a CPU train in one process, which uses all cores; or use features=cached, or a "
+            "network without batch normalisation, such as model.name=vit_tiny_patch2_32."
         )
     convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
 
