@@ -16,18 +16,16 @@ Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
 LOGIT_SCALES = tuple(float(x) for x in np.geomspace(1.0, 80.0, 40))
 EM_ROUNDS = 200  # of expectation-maximisation at most
-CONVERGED = 1e-6  # change of a share below which it stops
-# times lambda: left-out scores are less sure than those of unlabelled rows, and shares from soft
-# ones collapse
-SHARPER = 2.0
-RELIED = (
-    0.15  # unlabelled rows are so many times fewer to the prior, since their classes are guessed
-)
-STRENGTHS = np.geomspace(1, 1e5, 41)  # of the prior in proportion to the labels, in labels
+CONVERGED_CHANGE = 1e-6  # of a share, below which it stops
+# Factor of lambda: left-out scores are less confident than those of unlabelled rows, and shares
+# estimated from soft scores collapse.
+SHARPENING = 2.0
+RELIED_SHARE = 0.15  # of the unlabelled rows that counts for the prior: their classes are estimates
+STRENGTHS = np.geomspace(1, 1e5, 41)  # tried, of the prior proportional to the labels, in labels
 LEAST_SHARE = 0.01  # of an even share: that of the pseudo-rows of a class
-# largest over smallest count of labels up to which they were chosen evenly, and say nothing about
-# shares
-UNEVEN = 1.5
+# Largest over smallest count of labels up to which they count as chosen evenly by a person, so that
+# they contain nothing about shares.
+EVEN_RATIO = 1.5
 
 
 class Status(IntEnum):
@@ -250,20 +248,24 @@ def estimate_shares(scores: Tensor, scale: float, counts: Tensor) -> Tensor:
     if not len(scores):
         return counts / counts.sum()
     probs = torch.softmax(
-        (SHARPER * scale * scores.double()).masked_fill(~present, -math.inf), dim=1
+        (SHARPENING * scale * scores.double()).masked_fill(~present, -math.inf), dim=1
     )
     likely = (counts / counts.sum()).numpy()
     pseudo = present.double().numpy() * max(1.0, LEAST_SHARE * len(scores) / len(counts))
-    even = float(counts.max() / counts[present].min()) <= UNEVEN
+    even = float(counts.max() / counts[present].min()) <= EVEN_RATIO
     shares = present.double() / present.sum()
     for _ in range(EM_ROUNDS):
         joint = probs * shares
         rows = (joint / joint.sum(dim=1, keepdim=True).clamp_min(1e-30)).sum(dim=0).numpy()
-        kappa = 0.0 if even else _strength(RELIED * rows[pseudo > 0], likely[pseudo > 0]) / RELIED
+        kappa = (
+            0.0
+            if even
+            else _strength(RELIED_SHARE * rows[pseudo > 0], likely[pseudo > 0]) / RELIED_SHARE
+        )
         total = rows + kappa * likely + pseudo
         before = shares
         shares = torch.from_numpy(total / total.sum())
-        if float((shares - before).abs().max()) < CONVERGED:
+        if float((shares - before).abs().max()) < CONVERGED_CHANGE:
             break
     return shares
 
