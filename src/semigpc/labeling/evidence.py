@@ -164,13 +164,7 @@ def cross_validate(
     )
     drawn = _draw(codes, seed)
     drawn_folds = assign_folds(codes[drawn], FOLDS, seed) if len(drawn) < len(codes) else fold_of
-    steps = count(1)
-    total = len(np.unique(drawn_folds[drawn_folds != STAYS])) * len(COMPARED)
-
-    def tick() -> None:
-        if progress is not None:
-            progress(next(steps), total)
-
+    tick = _ticker(drawn_folds, progress)
     peers = compare_peers(features[drawn], codes[drawn], unlabeled, drawn_folds, tick=tick)
     plain = wilson(float(held.right.sum()), len(held.codes))
     bins, ece = reliability(
@@ -199,6 +193,18 @@ def cross_validate(
         seconds=time.perf_counter() - start,
     )
     return CrossValidation(evidence, confused_rows(held, names))
+
+
+def _ticker(fold_of: Codes, progress: Progress | None) -> Callable[[], None]:
+    """Return a function that reports one more fold of one method."""
+    steps = count(1)
+    total = len(np.unique(fold_of[fold_of != STAYS])) * len(COMPARED)
+
+    def tick() -> None:
+        if progress is not None:
+            progress(next(steps), total)
+
+    return tick
 
 
 def _accuracy(share: Interval95, std: float) -> Accuracy:
