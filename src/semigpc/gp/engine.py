@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -433,7 +433,7 @@ class Engine(nn.Module):
         """Read from the device which slots are occupied."""
         self._held = set(self.occupied.nonzero().squeeze(1).tolist())
 
-    def _check_saved(self, state: dict[str, Any], prefix: str) -> None:
+    def _check_saved(self, state: dict[str, Tensor], prefix: str) -> None:
         """Raise an error for a state that does not fit this engine."""
         missing = [name for name in self.SAVED if prefix + name not in state]
         if len(missing) == len(self.SAVED):
@@ -474,7 +474,7 @@ def _store_counts(engine: Engine, *_: object) -> None:
     engine._store_counts()
 
 
-def _check_state(engine: Engine, state: dict[str, Any], prefix: str, *_: object) -> None:
+def _check_state(engine: Engine, state: dict[str, Tensor], prefix: str, *_: object) -> None:
     """Check all of a state before any of it is copied, and keep ours in case it is unusable."""
     engine._check_saved(state, prefix)
     if any(key.startswith(prefix) for key in state):

@@ -237,7 +237,7 @@ class EnsembleGP(Engine):
 
     # Saving and loading ---------------------------------------------------------------------------
 
-    def _check_saved(self, state: dict[str, Any], prefix: str) -> None:
+    def _check_saved(self, state: dict[str, Tensor], prefix: str) -> None:
         layout = state.get(prefix + "layout")
         if layout is not None and layout.tolist() != self.layout.tolist():
             raise ValueError(
@@ -257,7 +257,7 @@ class EnsembleGP(Engine):
 
 
 def _add_other_members(
-    ensemble: EnsembleGP, state: dict[str, Any], prefix: str, *_: object
+    ensemble: EnsembleGP, state: dict[str, Tensor], prefix: str, *_: object
 ) -> None:
     """Complete a state with the members of the other processes."""
     if ensemble._spread:
@@ -276,7 +276,7 @@ def _add_other_members(
 
 
 def _drop_other_members(
-    ensemble: EnsembleGP, state: dict[str, Any], prefix: str, *_: object
+    ensemble: EnsembleGP, state: dict[str, Tensor], prefix: str, *_: object
 ) -> None:
     """Leave in a state the members of this process."""
     others = tuple(

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -393,13 +393,13 @@ class MatrixFreeGP(Engine):
         """M^-1, with landmarks chosen anew when the old ones are stale."""
         if self._preconditioner is None or self._preconditioner.is_stale(len(self)):
             self._preconditioner = None  # frees its memory first
-            options: dict[str, Any] = {
-                "noise_variance": self.noise_std**2,
-                "rank": self.rank,
-                "seed": self.seed,
-            }
             self._preconditioner = LandmarkPreconditioner(
-                self.features, self.occupied, self.kernel, **options
+                self.features,
+                self.occupied,
+                self.kernel,
+                noise_variance=self.noise_std**2,
+                rank=self.rank,
+                seed=self.seed,
             )
             self.health.landmark_choices += 1
             logger.info(
