@@ -179,17 +179,7 @@ def fit_memory(
     rng = np.random.default_rng(options.random_state)
     labelled = np.flatnonzero(codes >= 0)
     scaling, setting = _choose_setting(X, codes, labelled, options, rng)
-    pool = np.flatnonzero(codes < 0)
-    pool = pool if len(pool) <= POOL_ROWS else np.sort(rng.choice(pool, POOL_ROWS, replace=False))
-    known = torch.from_numpy(codes[labelled])
-    rows = TrainingRows(
-        points=scaling(X[labelled]),
-        codes=known,
-        targets=torch.nn.functional.one_hot(known, n_classes).double(),
-        numbers=numbers[labelled],
-        unlabeled=scaling(X[pool]),
-        unlabeled_numbers=numbers[pool],
-    )
+    rows = _training_rows(X, codes, numbers, scaling, rng, n_classes)
     kernel = make_kernel(options.kernel, setting.length_scale)
     balanced = options.class_prior == "balanced"
     memory = rows.memory(kernel, setting.noise_std, equalised=balanced, seed=options.random_state)
@@ -225,6 +215,29 @@ def fit_memory(
         shares=shares.numpy(),
         promise=promise,
         outlier_variance=float(left_out.variance.quantile(options.outlier_quantile)),
+    )
+
+
+def _training_rows(
+    X: NDArray[np.float32],
+    codes: Integers,
+    numbers: Integers,
+    scaling: Scaling,
+    rng: np.random.Generator,
+    n_classes: int,
+) -> TrainingRows:
+    """Return the labelled points, and at most POOL_ROWS of the others, drawn at random."""
+    labelled = np.flatnonzero(codes >= 0)
+    pool = np.flatnonzero(codes < 0)
+    pool = pool if len(pool) <= POOL_ROWS else np.sort(rng.choice(pool, POOL_ROWS, replace=False))
+    known = torch.from_numpy(codes[labelled])
+    return TrainingRows(
+        points=scaling(X[labelled]),
+        codes=known,
+        targets=torch.nn.functional.one_hot(known, n_classes).double(),
+        numbers=numbers[labelled],
+        unlabeled=scaling(X[pool]),
+        unlabeled_numbers=numbers[pool],
     )
 
 
