@@ -173,7 +173,8 @@ def embed(
 def _table(record: Record) -> Table:
     folder = record["folder"]
     caption = (
-        f"{folder['images']} files of {folder['side']} px: {folder['seconds']:.1f} s, of which {folder['prepare_s']:.1f} s "
+        f"{folder['images']} files of {folder['side']} px: {folder['seconds']:.1f} s, of which "
+        f"{folder['prepare_s']:.1f} s "
         f"until the first batch, then {folder['images_per_s']:,.0f} images per second"
     )
     table = new_table(

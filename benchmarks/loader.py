@@ -1,4 +1,4 @@
-"""How many images per second do the loaders of semigpc and of torchvision make ready for a network?"""
+"""How many images per second do the loaders of semigpc and of torchvision prepare?"""
 
 import os
 import sys
@@ -40,7 +40,7 @@ from semigpc.data import (
 )
 from semigpc.data.augment import IMAGENET_MEAN, IMAGENET_STD
 from semigpc.data.folder import load
-from semigpc.data.loaders import TINY, normalised
+from semigpc.data.loaders import TINY_SIDE, normalised
 from semigpc.io.images import GIGABYTE
 from semigpc.io.threads import cores, using
 from semigpc.io.versions import versions
@@ -67,7 +67,7 @@ class TwoViews:
 
     def __init__(self, size: int) -> None:
         flip, augment = v2.RandomHorizontalFlip(), v2.RandAugment(num_ops=3)
-        if size <= TINY:
+        if size <= TINY_SIDE:
             self.first: Callable[[Image.Image], Image.Image] = v2.Identity()
             weak = strong = v2.RandomCrop(size, padding=size // 8, padding_mode="reflect")
         else:
@@ -100,7 +100,7 @@ def write_files(folder: Path, count: int, size: int, seed: int) -> None:
         box = (left, top, left + width, top + height)
         file = folder / ("even", "odd")[number % 2] / f"{number:05d}"
         file.parent.mkdir(parents=True, exist_ok=True)
-        if size <= TINY:
+        if size <= TINY_SIDE:
             photograph.resize((size, size), Image.Resampling.BICUBIC, box).save(
                 file.with_suffix(".png")
             )
@@ -151,7 +151,7 @@ def evaluation_passes(folder: Path, size: int, workers: int) -> Iterator[dict[st
     """Yield the same for evaluation: every image once, its shorter side resized, and the centre
     cropped.
     """
-    crop = (v2.Resize(size if size <= TINY else size * 8 // 7), v2.CenterCrop(size))
+    crop = (v2.Resize(size if size <= TINY_SIDE else size * 8 // 7), v2.CenterCrop(size))
     passes: dict[str, Step] = {
         TORCHVISION: partial(
             _pass,
@@ -174,7 +174,7 @@ def evaluation_passes(folder: Path, size: int, workers: int) -> Iterator[dict[st
 
 def augmentation(size: int) -> Augment:
     """Return the recipe of CIFAR for small images, and that of photographs for others."""
-    return Augment(AugmentConfig(image_size=size, style="pad" if size <= TINY else "resize"))
+    return Augment(AugmentConfig(image_size=size, style="pad" if size <= TINY_SIDE else "resize"))
 
 
 def torchvision_loader(images: Dataset[Any], workers: int) -> DataLoader[Any]:

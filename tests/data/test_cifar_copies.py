@@ -100,7 +100,10 @@ def test_folders_that_are_numbers_are_ordered_as_numbers(tmp_path: Path) -> None
 def test_copies_that_are_no_cifar_are_refused(copy: Path, tmp_path: Path) -> None:
     with pytest.raises(
         DataError,
-        match=r"CIFAR-100 must have 100 class folders .* in train/ at its top; .* has 10: 'airplane'",
+        match=(
+            r"CIFAR-100 must have 100 class folders .* in train/ at its top; .* has 10: "
+            r"'airplane'"
+        ),
     ):
         load(config(copy, n_classes=100), seed=0)
     (copy / "test" / "truck").rename(copy / "test" / "lorry")

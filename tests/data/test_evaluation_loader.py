@@ -158,7 +158,7 @@ def equal(one: Batch, other: Batch) -> bool:
 def test_two_workers_change_nothing_share_what_they_decode_and_end(
     photos: list[Path], decoded: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("semigpc.data.loaders.FEW", 0)
+    monkeypatch.setattr("semigpc.data.loaders.WORKER_IMAGES", 0)
     before = set(multiprocessing.active_children())
     splits = splits_of(photos)
     test = held_out(splits)

@@ -118,7 +118,10 @@ def test_a_full_disk_is_told_and_leaves_nothing_half_done(
     tmp_path: Path, expected: dict[str, Tensor], limit: int
 ) -> None:
     splits = splits_of(noise())
-    message = rf"^Features cannot be written: {tmp_path}/\S+ could not be written: .*Or set SEMIGPC_CACHE.$"
+    message = (
+        rf"^Features cannot be written: {tmp_path}/\S+ could not be written: .*Or set "
+        rf"SEMIGPC_CACHE.$"
+    )
     with files_no_larger_than(limit), pytest.raises(DataError, match=message):
         compute(tmp_path, splits)
     assert not [path for path in tmp_path.glob("*/*") if path.name != "key.json"]

@@ -174,7 +174,10 @@ def test_what_is_missing_is_named(root: Path) -> None:
     table = write_table(root.parent / "l.csv", {f"cat/{i}.png": "cat" for i in range(12)})
     with pytest.raises(
         DataError,
-        match=r"lists 6 images that are not below .*'cat/6.png', 'cat/7.png', 'cat/8.png' and 3 more",
+        match=(
+            r"lists 6 images that are not below .*'cat/6.png', 'cat/7.png', 'cat/8.png' and 3 "
+            r"more"
+        ),
     ):
         load(FolderConfig(root=str(root), labels=table), seed=0)
 

@@ -177,7 +177,10 @@ def test_a_second_process_is_told_who_holds_the_folder(tmp_path: Path) -> None:
         with (
             pytest.raises(
                 InUseError,
-                match=rf"run is in use by -c \S+ \(process {process.pid} on .*, since 2.*Nothing was changed",
+                match=(
+                    rf"run is in use by -c \S+ \(process {process.pid} on .*, since 2.*Nothing "
+                    rf"was changed"
+                ),
             ),
             locked(tmp_path / "run"),
         ):

@@ -139,7 +139,10 @@ def test_links_that_lead_out_need_permission(photos: Path) -> None:
     for read in readers:
         with pytest.raises(
             DataError,
-            match=r"2 images of .*\(ant/far.png: a link that leads out of the folder, to .*follow_links",
+            match=(
+                r"2 images of .*\(ant/far.png: a link that leads out of the folder, to "
+                r".*follow_links"
+            ),
         ):
             read(photos)
     near = ["ant/0.png", "ant/1.png", "ant/near.png", "bee/0.png", "bee/1.png"]

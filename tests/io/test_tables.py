@@ -24,7 +24,8 @@ def write_parquet(path: Path, **columns: list[Any]) -> Path:
 def test_csv_labels_are_text_and_may_be_empty(tmp_path: Path) -> None:
     table = write_csv(
         tmp_path / "a.csv",
-        "\ufefffile_name,label,by\na.jpg,cat,me\n./b/c d.jpg, dog ,\ne.jpg,,\nf.jpg,-1,me\na.jpg,cat,you\n",
+        "\ufefffile_name,label,by\na.jpg,cat,me\n./b/c d.jpg, dog "
+        ",\ne.jpg,,\nf.jpg,-1,me\na.jpg,cat,you\n",
     )
     assert read_labels(table) == {"a.jpg": "cat", "b/c d.jpg": "dog", "e.jpg": None, "f.jpg": None}
 

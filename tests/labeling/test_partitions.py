@@ -169,7 +169,8 @@ def test_a_partition_that_is_no_parquet_is_named(tmp_path: Path) -> None:
         ),
         (
             table_of(X[:4, :5], IDS[:4]),
-            r"'embedding' of .*x\.parquet is fixed_size_list<.*>\[5\].* part-00\.parquet is .*\[6\]",
+            r"'embedding' of .*x\.parquet is fixed_size_list<.*>\[5\].* part-00\.parquet is "
+            r".*\[6\]",
         ),
         (
             table_of(X[:4].astype(np.float64), IDS[:4]),
@@ -228,7 +229,10 @@ def test_of_very_many_rows_only_labelled_ids_are_compared_over_partitions(
     ids[2700] = labelled
     with pytest.raises(
         DataError,
-        match=rf"{labelled!r}, which has a label, is in row \d+ of .*part-00.* and row 101 of .*part-04",
+        match=(
+            rf"{labelled!r}, which has a label, is in row \d+ of .*part-00.* and row 101 of "
+            rf".*part-04"
+        ),
     ):
         gathered(opened(write_partitions(tmp_path / "two", ids=ids)), LABELS)
 

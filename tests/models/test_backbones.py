@@ -140,7 +140,10 @@ def test_a_failed_download_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("timm.create_model", no_network)
     with pytest.raises(
         RuntimeError,
-        match=r"resnet18 could not be fetched \(OSError: cannot reach.*fetch https://\S+resnet18_\S+ elsewhere",
+        match=(
+            r"resnet18 could not be fetched \(OSError: cannot reach.*fetch "
+            r"https://\S+resnet18_\S+ elsewhere"
+        ),
     ):
         build_timm("resnet18", pretrained=True)
     with pytest.raises(OSError, match="cannot reach"):

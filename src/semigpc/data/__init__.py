@@ -30,7 +30,7 @@ from semigpc.data.splits import (
 
 
 class DatasetEntry(NamedTuple):
-    """A data set with a name: its config, and the function that turns config and seed into splits."""
+    """A named data set: its config, and the function from config and seed to splits."""
 
     config: type[Any]
     load: Callable[[Any, int], Splits]

@@ -27,19 +27,21 @@ REQUIRED = ("x_labeled", "y_labeled", "x_unlabeled")
 OPTIONAL = ("y_unlabeled_truth", "unlabeled_out", "x_val", "y_val", "x_test", "y_test")
 HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 # Exceptions of zipfile and NumPy for a file that was cut short, changed or encrypted.
-DAMAGED = (
-    *(
-        OSError,
-        EOFError,
-        ValueError,
-        TypeError,
-        LookupError,
-        ArithmeticError,
-        RuntimeError,
-        SyntaxError,
-        MemoryError,
-    ),
-    *(tokenize.TokenError, struct.error, zipfile.BadZipFile, zlib.error, lzma.LZMAError),
+NPZ_ERRORS = (
+    OSError,
+    EOFError,
+    ValueError,
+    TypeError,
+    LookupError,
+    ArithmeticError,
+    RuntimeError,
+    SyntaxError,
+    MemoryError,
+    tokenize.TokenError,
+    struct.error,
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
 )
 
 
@@ -73,8 +75,10 @@ def load(config: ArraysConfig, seed: int) -> Splits:
     unknown = [name for name in arrays if name not in (*REQUIRED, *OPTIONAL)]
     if missing or unknown:
         raise DataError(
-            f"{path} must have {', '.join(REQUIRED)} and may have {', '.join(OPTIONAL)}; missing: {listed(missing) or 'none'}, "
-            f"unknown: {listed(unknown) or 'none'}. Rename the arrays, and give an empty x_unlabeled if there are none."
+            f"{path} must have {', '.join(REQUIRED)} and may have {', '.join(OPTIONAL)}; missing: "
+            f"{listed(missing) or 'none'}, "
+            f"unknown: {listed(unknown) or 'none'}. Rename the arrays, and give an empty "
+            "x_unlabeled if there are none."
         )
     return splits_from_arrays(
         **arrays, class_names=config.class_names, validation=config.validation, seed=seed
@@ -94,25 +98,21 @@ def read_npz(path: Path, only: Collection[str] | None = None) -> dict[str, NDArr
     try:
         with zipfile.ZipFile(checked(path)) as file:
             members = {name.removesuffix(".npy"): name for name in file.namelist()}
-            chosen = (
-                members
-                if only is None
-                else {name: members[name] for name in only if name in members}
-            )
-            needed = sum(file.getinfo(name).file_size for name in chosen.values())
-            memory = (
-                os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-                if hasattr(os, "sysconf")
-                else math.inf
-            )
+            if only is not None:
+                members = {name: members[name] for name in only if name in members}
+            needed = sum(file.getinfo(name).file_size for name in members.values())
+            memory = math.inf
+            if hasattr(os, "sysconf"):
+                memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
             if needed > memory:
                 raise MemoryError(
-                    f"its arrays take {needed / 1e9:.1f} GB, more than the memory of this machine ({memory / 1e9:.1f} GB)"
+                    f"its arrays take {needed / 1e9:.1f} GB, more than the memory of this machine "
+                    f"({memory / 1e9:.1f} GB)"
                 )
-            return {name: _read_array(file, member) for name, member in chosen.items()}
+            return {name: _read_array(file, member) for name, member in members.items()}
     except FileNotFoundError as error:
         raise DataError(f"There is no file {path}. Check the path.") from error
-    except DAMAGED as error:
+    except NPZ_ERRORS as error:
         if isinstance(error, DataError):
             raise
         reason = " ".join(str(error).split())[:300].rstrip(".") or type(error).__name__
@@ -127,10 +127,8 @@ def _read_array(file: zipfile.ZipFile, member: str) -> NDArray[Any]:
         if header is None:
             raise ValueError(f"{member} is not in the format of plain arrays")
         shape, _, dtype = header(stream)
-        claimed, there = (
-            math.prod(shape) * dtype.itemsize,
-            file.getinfo(member).file_size - stream.tell(),
-        )
+        claimed = math.prod(shape) * dtype.itemsize
+        there = file.getinfo(member).file_size - stream.tell()
     if claimed != there and not dtype.hasobject:
         raise ValueError(
             f"{member} claims {claimed} bytes, {dtype} of shape {shape}, and it has {there}"
@@ -179,18 +177,18 @@ def splits_from_arrays(
     if len(bare):
         if x_unlabeled is not None and len(x_unlabeled):
             raise DataError(
-                f"{len(bare)} rows of y_labeled are -1, unlabelled, and x_unlabeled has {len(x_unlabeled)} more images. "
+                f"{len(bare)} rows of y_labeled are -1, unlabelled, and x_unlabeled has "
+                f"{len(x_unlabeled)} more images. "
                 "Give unlabelled images in one of the two ways."
             )
-        unlabeled, labeled = (
-            labeled.subset(bare),
-            labeled.subset(np.flatnonzero(labeled.labels >= 0)),
-        )
+        unlabeled = labeled.subset(bare)
+        labeled = labeled.subset(np.flatnonzero(labeled.labels >= 0))
     else:
         pixels = x_labeled[:0] if x_unlabeled is None or not len(x_unlabeled) else x_unlabeled
         unlabeled = _named("unlabeled", pixels, np.full(len(pixels), -1))
     truth = np.full(len(unlabeled), -1) if y_unlabeled_truth is None else y_unlabeled_truth
-    test, held_out = _image_set("test", x_test, y_test), _image_set("val", x_val, y_val)
+    test = _image_set("test", x_test, y_test)
+    held_out = _image_set("val", x_val, y_val)
     notes = []
     if held_out is None and validation > 0:
         kept, carved = carve_validation(labeled.labels, validation, seed)
@@ -198,11 +196,8 @@ def splits_from_arrays(
         labeled = labeled.subset(kept)
         notes += [] if len(carved) else [no_validation(validation)]
     if not class_names:
-        largest = max(
-            int(part.labels.max(initial=-1))
-            for part in (labeled, held_out, test)
-            if part is not None
-        )
+        parts = [part for part in (labeled, held_out, test) if part is not None]
+        largest = max(int(part.labels.max(initial=-1)) for part in parts)
         class_names = tuple(str(c) for c in range(largest + 1))
     return Splits(
         labeled=labeled,
@@ -223,12 +218,14 @@ def _image_set(part: str, x: NDArray[Any] | None, y: NDArray[Any] | None) -> Ima
     if x is None or y is None or len(x) != len(y):
         sizes = ["no array" if array is None else str(len(array)) for array in (x, y)]
         raise DataError(
-            f"x_{part} and y_{part} must be given together and equally long; got {sizes[0]} and {sizes[1]}."
+            f"x_{part} and y_{part} must be given together and equally long; got {sizes[0]} and "
+            f"{sizes[1]}."
         )
     labels = np.asarray(y)
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
         raise DataError(
-            f"y_{part} must be a vector of integers, 0 to classes - 1; got {labels.dtype} of shape {labels.shape}. "
+            f"y_{part} must be a vector of integers, 0 to classes - 1; got {labels.dtype} of shape "
+            f"{labels.shape}. "
             "Number the classes first: numpy.unique(y, return_inverse=True) does."
         )
     if len(labels) and labels.min() < -1:

@@ -1,13 +1,12 @@
-"""Weak, strong and plain views of an image, cut as in the published recipes, with RandAugment and
-cutout.
+"""Weak, strong and plain views of an image, as in the published recipes.
 
 The operations of RandAugment are Pillow's, which torchvision calls for Pillow images and which the
 published recipes were run with; called directly, they save every loading process the seconds that
-importing torchvision takes. Five of them fill tables of
-256 to 768 Python numbers in each call, which on an image of 8 x 8 or 32 x 32 pixels is nearly all
-of their cost: 60 to 200 microseconds. Small images are computed with NumPy in 1 to 50, to the same
-bytes; on larger images Pillow's C code is faster. Images are resized by torch, which takes a
-quarter of Pillow's time and differs from it by 1 of 255 at most.
+importing torchvision takes. Five of them fill tables of 256 to 768 Python numbers in each call,
+which on an image of 8 x 8 or 32 x 32 pixels is nearly all of their cost: 60 to 200 microseconds.
+Small images are computed with NumPy in 1 to 50, to the same bytes; on larger images Pillow's C code
+is faster. Images are resized by torch, which takes a quarter of Pillow's time and differs from it
+by 1 of 255 at most.
 
 Views are bytes until they are on the device, which normalises them: a quarter of the memory, of the
 traffic between processes and of the copy to a GPU.
@@ -45,13 +44,13 @@ LOG_ASPECT = (math.log(3 / 4), math.log(4 / 3))  # of a strong crop
 CROP_TRIES = 10  # boxes drawn before the whole image is taken
 CUTOUT_COLOUR = (125, 123, 114)
 LARGEST_CUTOUT = 0.5  # of the width
-SMALL = 64 * 64  # pixels, up to which NumPy is faster than Pillow
+SMALL_PIXELS = 64 * 64  # of an image, up to which NumPy is faster than Pillow
 VALUES = np.arange(256)
 # Pixels of a decoded JPEG for each that is needed, at the least. Where half of the size leaves that
 # many, an image is decoded at half of its size, in a quarter to two thirds of the time; on five
 # photographs that moved views by 0.3 to 2.7 of 255 on average, about as much as another way of
 # resizing does (bicubic: 0.9 to 3.3). At one pixel for each it would be 0.8 to 8.
-SHARP = 2
+DRAFT_FACTOR = 2
 
 
 class ViewSource(Protocol):
@@ -125,7 +124,8 @@ class AugmentConfig:
             raise DataError(f"operations must be 0 or more; got {self.operations}.")
         if len(self.mean) != 3 or len(self.std) != 3 or min(self.std) <= 0:
             raise DataError(
-                f"mean and std must be three numbers each, std above 0; got {self.mean} and {self.std}."
+                f"mean and std must be three numbers each, std above 0; got {self.mean} and "
+                f"{self.std}."
             )
 
 
@@ -135,19 +135,16 @@ class Augment:
     """
 
     def __init__(self, config: AugmentConfig) -> None:
-        size, ratio = config.image_size, config.crop_ratio
         self.config = config
+        size = config.image_size
+        ratio = config.crop_ratio
         self._large = math.floor(size / ratio)
         pad = int(size * (1 - ratio))
-        within = np.abs(
-            np.arange(-pad, size + pad)
-        )  # reflected about the first pixel, which is not repeated
-        self._reflected = np.minimum(
-            within, 2 * (size - 1) - within
-        )  # and about the last; (s + 2 pad,)
-        self._slack = (
-            2 * pad if config.style == "pad" else self._large - size
-        )  # places a crop may start at, less one
+        # Reflected about the first pixel, which is not repeated, and about the last; (s + 2 pad,).
+        within = np.abs(np.arange(-pad, size + pad))
+        self._reflected = np.minimum(within, 2 * (size - 1) - within)
+        # Places a crop may start at, less one.
+        self._slack = 2 * pad if config.style == "pad" else self._large - size
         self._statistics: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -181,21 +178,17 @@ class Augment:
     def normalise(self, views: Tensor) -> Tensor:
         """Turn bytes v (..., s, s, 3) into (v / 255 - mean) / std as float32 (..., 3, s, s)."""
         if views.device not in self._statistics:
-            mean, std = torch.tensor([self.config.mean, self.config.std], dtype=torch.float64)[
-                :, :, None, None
-            ]
-            self._statistics[views.device] = (
-                (1 / (255 * std)).float().to(views.device),
-                (-mean / std).float().to(views.device),
-            )
+            both = torch.tensor([self.config.mean, self.config.std], dtype=torch.float64)
+            mean, std = both[:, :, None, None]
+            scale = (1 / (255 * std)).float().to(views.device)
+            self._statistics[views.device] = scale, (-mean / std).float().to(views.device)
         scale, shift = self._statistics[views.device]
-        return (
-            views.movedim(-1, -3).contiguous().float().mul_(scale).add_(shift)
-        )  # bytes are put in order before they grow
+        # Bytes are put in order before they grow.
+        return views.movedim(-1, -3).contiguous().float().mul_(scale).add_(shift)
 
     def decode(self, image_set: ImageSet, index: int) -> Image.Image:
         """Return an image of a set, no larger than its views need where that saves time."""
-        return image_set.read(index, SHARP * self._large)
+        return image_set.read(index, DRAFT_FACTOR * self._large)
 
     def pixels(self, name: str, square: Pixels, rng: Generator) -> Pixels:
         """Return a view (s, s, 3) of an image's :meth:`square`."""
@@ -204,18 +197,13 @@ class Augment:
             cropped = self._weak(square, rng)
         else:
             top, left, height, width = crop_box(len(square), rng)
-            cropped = resized(
-                square[top : top + height, left : left + width],
-                self.config.image_size,
-                self.config.image_size,
-            )
+            size = self.config.image_size
+            cropped = resized(square[top : top + height, left : left + width], size, size)
             if self.config.flip and rng.random() < 0.5:
                 cropped = mirrored(cropped)
-        return (
-            cropped
-            if name == "weak"
-            else to_pixels(rand_augment(to_image(cropped), rng, self.config.operations))
-        )
+        if name == "weak":
+            return cropped
+        return to_pixels(rand_augment(to_image(cropped), rng, self.config.operations))
 
     def square(self, image: Image.Image) -> Pixels:
         """Return the image at the size from which random views are cut, (S, S, 3)."""
@@ -223,7 +211,8 @@ class Augment:
 
     def evaluation_pixels(self, image: Image.Image) -> Pixels:
         """Return the plain view, (s, s, 3)."""
-        size, pixels = self.config.image_size, to_pixels(image)
+        size = self.config.image_size
+        pixels = to_pixels(image)
         if self.config.style == "pad":
             return resized(pixels, size, size)
         short = min(image.size)
@@ -231,17 +220,22 @@ class Augment:
             self._large if side == short else int(self._large * side / short)
             for side in pixels.shape[:2]
         )
-        top, left = round((height - size) / 2), round((width - size) / 2)
+        top = round((height - size) / 2)
+        left = round((width - size) / 2)
         return resized(pixels, height, width)[top : top + size, left : left + size]
 
     def _side(self, plain: bool) -> int:
         return self.config.image_size if plain or self.config.style == "pad" else self._large
 
     def _key(self, plain: bool) -> str:
-        return f"{'plain' if plain else 'square'} {self.config.style} {self.config.image_size} {self._large}"
+        return (
+            f"{'plain' if plain else 'square'} {self.config.style} {self.config.image_size} "
+            f"{self._large}"
+        )
 
     def _prepared(self, image_set: ImageSet, indices: Integers, *, plain: bool) -> Pixels:
-        make, side = self.evaluation_pixels if plain else self.square, self._side(plain)
+        make = self.evaluation_pixels if plain else self.square
+        side = self._side(plain)
         file: PixelFile | None = image_set.kept.get(self._key(plain))
         prepared = np.empty((len(indices), side, side, 3), np.uint8)
         for pixels, index in zip(prepared, indices.tolist(), strict=True):
@@ -255,9 +249,11 @@ class Augment:
         """Crop and flip by choosing rows and columns, so that no padded image is made."""
         size = self.config.image_size
         u, v, mirror = rng.random(3).tolist()
-        top, left = int(u * (self._slack + 1)), int(v * (self._slack + 1))
+        top = int(u * (self._slack + 1))
+        left = int(v * (self._slack + 1))
         if self.config.style == "pad":
-            rows, columns = self._reflected[top : top + size], self._reflected[left : left + size]
+            rows = self._reflected[top : top + size]
+            columns = self._reflected[left : left + size]
             cropped: Pixels = square.take(rows, axis=0).take(columns, axis=1)
         else:
             cropped = square[top : top + size, left : left + size]
@@ -265,8 +261,7 @@ class Augment:
 
 
 def crop_box(whole: int, rng: Generator) -> tuple[int, int, int, int]:
-    """Draw a box of random area and log-uniform aspect that fits into a square, or after ten tries
-    all of the square.
+    """Draw a box of random area and aspect inside a square; after ten tries the whole square.
 
     Returns:
         top, left, height and width.
@@ -274,30 +269,27 @@ def crop_box(whole: int, rng: Generator) -> tuple[int, int, int, int]:
     for _ in range(CROP_TRIES):
         area = rng.uniform(*AREA) * whole * whole
         aspect = math.exp(rng.uniform(*LOG_ASPECT))
-        width, height = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        width = round(math.sqrt(area * aspect))
+        height = round(math.sqrt(area / aspect))
         if 0 < width <= whole and 0 < height <= whole:
-            left, top = int(rng.integers(whole - width + 1)), int(rng.integers(whole - height + 1))
+            left = int(rng.integers(whole - width + 1))
+            top = int(rng.integers(whole - height + 1))
             return top, left, height, width
     return 0, 0, whole, whole
 
 
 def resized(pixels: Pixels, height: int, width: int) -> Pixels:
-    """Resize (H, W, 3) bytes to (height, width, 3): bilinear, over all pixels that fall into a new
-    one.
-    """
+    """Resize (H, W, 3) bytes to (height, width, 3): bilinear and antialiased."""
     if pixels.shape[:2] == (height, width):
         return pixels
-    # In this order the view has the strides of channels that come last, for which torch is fast,
-    # and so has the result.
+    # The view and the result have the strides of channels that come last, for which torch is fast.
     channels_last = torch.from_numpy(pixels)[None].permute(0, 3, 1, 2)
     result = F.interpolate(channels_last, (height, width), mode="bilinear", antialias=True)
     return result[0].permute(1, 2, 0).numpy()
 
 
 def mirrored(pixels: Pixels) -> Pixels:
-    """Return (H, W, 3) bytes mirrored left to right, in a tenth of the time that NumPy takes to
-    copy a reversed view.
-    """
+    """Return (H, W, 3) bytes mirrored left to right, in a tenth of NumPy's time."""
     return torch.from_numpy(pixels).flip(1).numpy()
 
 
@@ -318,7 +310,7 @@ class Operation(NamedTuple):
 
 
 def _is_small(image: Image.Image) -> bool:
-    return image.width * image.height <= SMALL
+    return image.width * image.height <= SMALL_PIXELS
 
 
 def _autocontrast(image: Image.Image, _: float) -> Image.Image:
@@ -366,11 +358,9 @@ def _posterize(image: Image.Image, bits: float) -> Image.Image:
     """Keep the upper int(bits) bits, at least one."""
     kept = max(1, int(bits))
     dropped = 8 - kept
-    return (
-        _look_up(image, VALUES >> dropped << dropped)
-        if _is_small(image)
-        else ImageOps.posterize(image, kept)
-    )
+    if not _is_small(image):
+        return ImageOps.posterize(image, kept)
+    return _look_up(image, VALUES >> dropped << dropped)
 
 
 def _solarize(image: Image.Image, threshold: float) -> Image.Image:
@@ -382,9 +372,8 @@ def _solarize(image: Image.Image, threshold: float) -> Image.Image:
 
 def _look_up(image: Image.Image, table: NDArray[np.int64]) -> Image.Image:
     """Replace every value v by ``table[v]``; table (256,)."""
-    return Image.frombytes(
-        "RGB", image.size, image.tobytes().translate(table.astype(np.uint8).tobytes())
-    )
+    content = image.tobytes().translate(table.astype(np.uint8).tobytes())
+    return Image.frombytes("RGB", image.size, content)
 
 
 def _affine(image: Image.Image, *coefficients: float) -> Image.Image:
@@ -444,13 +433,11 @@ def rand_augment(image: Image.Image, rng: Generator, operations: int) -> Image.I
 
     The published recipes have 3. The input is not changed.
     """
-    draws: list[float] = rng.random(
-        2 * operations + 3
-    ).tolist()  # one call: a scalar draw costs as much as a vector
+    # One call: a scalar draw costs as much as a vector.
+    draws: list[float] = rng.random(2 * operations + 3).tolist()
     for _ in range(operations):
         operation = POOL[int(draws.pop() * len(POOL))]
-        image = operation.apply(
-            image, operation.low + (operation.high - operation.low) * draws.pop()
-        )
+        magnitude = operation.low + (operation.high - operation.low) * draws.pop()
+        image = operation.apply(image, magnitude)
     fraction, x, y = draws
     return cutout(image, LARGEST_CUTOUT * fraction, (x * image.width, y * image.height))

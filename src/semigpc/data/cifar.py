@@ -153,9 +153,12 @@ class CifarConfig:
         per_class = TRAINING // self.n_classes
         if self.validation_per_class + self.split.labeled_head > per_class:
             raise DataError(
-                f"A class of CIFAR-{self.n_classes} has {per_class} training images, which must do for validation and the "
-                f"head of the labels; got {self.validation_per_class} and {self.split.labeled_head}. Lower one of them; the "
-                f"paper's heads are {per_class * 3 // 10} labelled and {per_class} unlabelled images."
+                f"A class of CIFAR-{self.n_classes} has {per_class} training images, which must do "
+                "for validation and the "
+                f"head of the labels; got {self.validation_per_class} and "
+                f"{self.split.labeled_head}. Lower one of them; the "
+                f"paper's heads are {per_class * 3 // 10} labelled and {per_class} unlabelled "
+                "images."
             )
 
 
@@ -171,7 +174,10 @@ def load(config: CifarConfig, seed: int) -> Splits:
     unlabeled = images.subset(rest[split.unlabeled])
     notes = []
     if (training, len(images)) != (TRAINING, TRAINING + TEST):
-        copy = f"The copy of CIFAR-{config.n_classes} has {training} training and {len(images) - training} test images"
+        copy = (
+            f"The copy of CIFAR-{config.n_classes} has {training} training and "
+            f"{len(images) - training} test images"
+        )
         notes.append(f"{copy}, and not {TRAINING} and {TEST}.")
     if (
         config.split.overlap == "nested"
@@ -187,7 +193,8 @@ def load(config: CifarConfig, seed: int) -> Splits:
         ]
         if short:
             notes.append(
-                f"Classes with fewer unlabelled images than asked for, since no more are left: {listed(short)}."
+                "Classes with fewer unlabelled images than asked for, since no more are left: "
+                f"{listed(short)}."
             )
     return Splits(
         labeled=images.subset(rest[split.labeled]),
@@ -226,19 +233,25 @@ def find(root: Path, n_classes: int, *, download: bool) -> Pool:
             return _binary(extract(archive, place / archive.file_name, root / form.name), n_classes)
     if download:
         return _binary(fetch(archive, root / form.name), n_classes)
-    way_out = f"Fetch the binary archive with `semigpc data download {form.name} {root}`, or set download=true."
+    way_out = (
+        f"Fetch the binary archive with `semigpc data download {form.name} {root}`, or set "
+        "download=true."
+    )
     pickles = [
         place / name for place in (root.parent, root, root / form.name) for name in form.pickles
     ]
     pickled = [path for path in pickles if path.exists() and path.is_relative_to(root)]
     if pickled:
         raise DataError(
-            f"CIFAR-{n_classes} is in {root} as Python pickles only: {pickled[0]}. No pickle is ever opened here, "
+            f"CIFAR-{n_classes} is in {root} as Python pickles only: {pickled[0]}. No pickle is "
+            "ever opened here, "
             f"since that can run any code it holds. {way_out}"
         )
     raise DataError(
-        f"CIFAR-{n_classes} is not in {root}: there is no folder {archive.folder} with {next(iter(form.files))}, no "
-        f"archive {archive.file_name}, and no copy as images in train/<class>/ and test/<class>/. {way_out}"
+        f"CIFAR-{n_classes} is not in {root}: there is no folder {archive.folder} with "
+        f"{next(iter(form.files))}, no "
+        f"archive {archive.file_name}, and no copy as images in train/<class>/ and test/<class>/. "
+        f"{way_out}"
     )
 
 
@@ -256,7 +269,8 @@ def _binary(folder: Path, n_classes: int) -> Pool:
         if own.max() >= n_classes:
             record = int(np.argmax(own >= n_classes))
             raise DataError(
-                f"Labels of CIFAR-{n_classes} lie in [0, {n_classes}); record {record} of {folder / name} has {own[record]}. "
+                f"Labels of CIFAR-{n_classes} lie in [0, {n_classes}); record {record} of "
+                f"{folder / name} has {own[record]}. "
                 f"The file is damaged. {_again(folder)}"
             )
     class_names = tuple(
@@ -264,7 +278,8 @@ def _binary(folder: Path, n_classes: int) -> Pool:
     )
     if len(class_names) != n_classes:
         raise DataError(
-            f"{folder / form.class_names} must name {n_classes} classes; it names {len(class_names)}. {_again(folder)}"
+            f"{folder / form.class_names} must name {n_classes} classes; it names "
+            f"{len(class_names)}. {_again(folder)}"
         )
     sizes = len(images) - len(labels[-1]), len(labels[-1])
     names = [
@@ -280,7 +295,8 @@ def _again(folder: Path) -> str:
 def _copy_in_zip(archive: Path, n_classes: int) -> Pool:
     if archive.suffix.lower() != ".zip":
         raise DataError(
-            f"root must be the folder that holds CIFAR-{n_classes}, or a .zip with train/<class>/ and test/<class>/; "
+            f"root must be the folder that holds CIFAR-{n_classes}, or a .zip with train/<class>/ "
+            "and test/<class>/; "
             f"{archive} is another file. If it is the official archive, give the folder it lies in."
         )
     names = [name for name in zipped_images(archive) if name.count("/") > 1]
@@ -299,13 +315,16 @@ def _copy(place: Path, images: Images, names: Sequence[str], n_classes: int) -> 
     for part, classes in classes_of.items():
         if len(classes) != n_classes:
             raise DataError(
-                f"A copy of CIFAR-{n_classes} must have {n_classes} class folders with images in {part}/ at its top; {place} "
-                f"has {len(classes)}: {listed(sorted(classes)) or 'none'}. Mend the copy, or set n_classes to what it is."
+                f"A copy of CIFAR-{n_classes} must have {n_classes} class folders with images in "
+                f"{part}/ at its top; {place} "
+                f"has {len(classes)}: {listed(sorted(classes)) or 'none'}. Mend the copy, or set "
+                "n_classes to what it is."
             )
     odd = sorted(classes_of["train"] ^ classes_of["test"])
     if odd:
         raise DataError(
-            f"train/ and test/ of {place} must have the same class folders; only one has {listed(odd)}. Rename them."
+            f"train/ and test/ of {place} must have the same class folders; only one has "
+            f"{listed(odd)}. Rename them."
         )
     class_names = ordered(classes_of["train"])
     numbers = {name: number for number, name in enumerate(class_names)}
@@ -350,7 +369,8 @@ class RecordImages:
         except OSError as error:
             raise DataError(f"{path} cannot be read: {error}. {_again(path.parent)}") from error
         raise DataError(
-            f"{path} must have {expected} bytes, {count} records of {self.record_bytes}; it has {size}. It is cut short or "
+            f"{path} must have {expected} bytes, {count} records of {self.record_bytes}; it has "
+            f"{size}. It is cut short or "
             f"another file. {_again(path.parent)}"
         )
 

@@ -1,6 +1,4 @@
-"""What every data set is loaded as: sets of images, and the splits that a run trains and is
-evaluated on.
-"""
+"""Sets of images, and the splits that a run trains and is evaluated on."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -49,9 +47,8 @@ class ImageSet:
         positions: NDArray[Any] | None = None,
     ) -> None:
         self.images = images
-        self.positions = integers(
-            np.arange(len(images)) if positions is None else positions, "positions"
-        )
+        whole = np.arange(len(images))
+        self.positions = integers(whole if positions is None else positions, "positions")
         self.labels = integers(labels, "labels")
         self.names = tuple(names)
         self.kept: dict[str, Any] = {}
@@ -61,7 +58,8 @@ class ImageSet:
         if len(self) and not 0 <= self.positions.min() <= self.positions.max() < len(images):
             low, high = self.positions.min(), self.positions.max()
             raise ValueError(
-                f"positions must lie in [0, {len(images)}), the size of the pool; got {low}..{high}."
+                f"positions must lie in [0, {len(images)}), the size of the pool; got "
+                f"{low}..{high}."
             )
 
     def __len__(self) -> int:
@@ -72,21 +70,15 @@ class ImageSet:
         return self.images[int(self.positions[index])]
 
     def read(self, index: int, at_least: int) -> Image.Image:
-        """Return the same image, or where that saves time a smaller one, with this many pixels on
-        both sides.
-        """
+        """Return the same image, or a smaller one of this many pixels a side if that is faster."""
         read = getattr(self.images, "read", None)
         return self[index] if read is None else read(int(self.positions[index]), at_least=at_least)
 
     def subset(self, indices: NDArray[Any]) -> "ImageSet":
         """Return the images at ``indices`` (m,), in that order, from the same pool."""
         chosen = integers(indices, "indices")
-        return ImageSet(
-            self.images,
-            self.labels[chosen],
-            [self.names[i] for i in chosen],
-            self.positions[chosen],
-        )
+        names = [self.names[i] for i in chosen]
+        return ImageSet(self.images, self.labels[chosen], names, self.positions[chosen])
 
     def without_labels(self) -> "ImageSet":
         """Return the same images with every label -1."""
@@ -132,27 +124,32 @@ class Splits:
     def __post_init__(self) -> None:
         if self.n_classes < 2:
             raise DataError(
-                f"A classifier needs at least two classes; the labels name {listed(self.class_names) or 'none'}. "
+                "A classifier needs at least two classes; the labels name "
+                f"{listed(self.class_names) or 'none'}. "
                 "Label images of two classes or more."
             )
         if (self.unlabeled.labels != -1).any():
             raise ValueError(
-                "unlabeled must have no labels; pass unlabeled.without_labels(), and the labels as the truth."
+                "unlabeled must have no labels; pass unlabeled.without_labels(), and the labels as "
+                "the truth."
             )
         if self.unlabeled_truth.shape != (len(self.unlabeled),):
             raise DataError(
-                f"unlabeled_truth must have one entry for each of the {len(self.unlabeled)} unlabelled images; "
+                f"unlabeled_truth must have one entry for each of the {len(self.unlabeled)} "
+                "unlabelled images; "
                 f"got {len(self.unlabeled_truth)}."
             )
         if (outside := self.unlabeled_out) is not None:
             if outside.shape != self.unlabeled_truth.shape or outside.dtype != np.bool_:
                 raise DataError(
-                    f"unlabeled_out must be booleans, one for each of the {len(self.unlabeled)} unlabelled images; "
+                    f"unlabeled_out must be booleans, one for each of the {len(self.unlabeled)} "
+                    "unlabelled images; "
                     f"got {outside.dtype} of shape {outside.shape}."
                 )
             if contradictions := int((self.unlabeled_truth[outside] >= 0).sum()):
                 raise DataError(
-                    "An image that belongs to none of the classes has no true class; unlabeled_truth names one for "
+                    "An image that belongs to none of the classes has no true class; "
+                    "unlabeled_truth names one for "
                     f"{contradictions} of those that unlabeled_out marks. Put -1 there."
                 )
         for part, image_set in self.parts():
@@ -160,26 +157,28 @@ class Splits:
                 continue
             if not len(image_set):
                 raise DataError(
-                    f"The {part} part has no images. Add some, or leave the part out if it is not needed."
+                    f"The {part} part has no images. Add some, or leave the part out if it is not "
+                    "needed."
                 )
             low, high = image_set.labels.min(), image_set.labels.max()
             if low < 0 or high >= self.n_classes:
                 raise DataError(
-                    f"Labels of the {part} part must lie in [0, {self.n_classes}), the number of classes; got {low}..{high}."
+                    f"Labels of the {part} part must lie in [0, {self.n_classes}), the number of "
+                    f"classes; got {low}..{high}."
                 )
         absent, single = (
             [self.class_names[c] for c in np.flatnonzero(self.class_counts == n)] for n in (0, 1)
         )
         if absent:
             raise DataError(
-                f"Every class needs at least one labelled image; there is none of {listed(absent)}. Label one, "
+                "Every class needs at least one labelled image; there is none of "
+                f"{listed(absent)}. Label one, "
                 "take the class out of the data, or number the classes of arrays without gaps."
             )
         if single:
             note = f"Classes with a single labelled image: {listed(single)}."
-            object.__setattr__(
-                self, "notes", tuple(dict.fromkeys((*self.notes, note)))
-            )  # once, also in a copy
+            notes = tuple(dict.fromkeys((*self.notes, note)))  # once, also in a copy
+            object.__setattr__(self, "notes", notes)
 
     @property
     def n_classes(self) -> int:
@@ -216,9 +215,7 @@ class Splits:
             yield "test", self.test
 
     def indices(self) -> dict[str, NDArray[Any]]:
-        """Return the positions and the names of each part's images, as arrays to be saved beside
-        the run's results.
-        """
+        """Return the positions and the names of each part's images, as arrays to be saved."""
         arrays: dict[str, NDArray[Any]] = {}
         for part, image_set in self.parts():
             arrays[part] = image_set.positions

@@ -47,8 +47,10 @@ class DigitsConfig:
         apart = self.test_per_class + self.validation_per_class
         if apart + max(self.split.unlabeled_head, self.split.labeled_head) > SMALLEST_CLASS:
             raise DataError(
-                f"The rarest digit has {SMALLEST_CLASS} images, which must do for test, validation and the head of the "
-                f"tail; got {apart} and {max(self.split.unlabeled_head, self.split.labeled_head)}. Lower one of them."
+                f"The rarest digit has {SMALLEST_CLASS} images, which must do for test, validation "
+                "and the head of the "
+                f"tail; got {apart} and {max(self.split.unlabeled_head, self.split.labeled_head)}. "
+                "Lower one of them."
             )
 
 

@@ -67,7 +67,8 @@ class FolderConfig:
             raise DataError(f"unlisted must be 'unlabeled' or 'ignored'; got {self.unlisted!r}.")
         if not isinstance(self.validation, str) and not 0 <= self.validation < 1:
             raise DataError(
-                f"validation must be a path, or a fraction in [0, 1) of the labels; got {self.validation}."
+                "validation must be a path, or a fraction in [0, 1) of the labels; got "
+                f"{self.validation}."
             )
         if self.cache_bytes < 0:
             raise DataError(f"cache_bytes must be 0 or more; got {self.cache_bytes}.")
@@ -79,9 +80,11 @@ def load(config: FolderConfig, seed: int) -> Splits:
     training = parts["training"]
     class_names = ordered(training.classes)
     sets = _image_sets(parts, class_names, config.cache_bytes)
-    pool, notes = sets.pop("training"), list(training.notes)
+    pool = sets.pop("training")
+    notes = list(training.notes)
 
-    labeled, unlabeled = np.flatnonzero(pool.labels >= 0), np.flatnonzero(pool.labels < 0)
+    labeled = np.flatnonzero(pool.labels >= 0)
+    unlabeled = np.flatnonzero(pool.labels < 0)
     if not isinstance(config.validation, str) and config.validation > 0:
         # Before any split, so that no validation image is among the unlabelled ones.
         kept, validation = carve_validation(pool.labels[labeled], config.validation, seed)
@@ -93,11 +96,14 @@ def load(config: FolderConfig, seed: int) -> Splits:
     if config.split is not None:
         if len(unlabeled):
             raise DataError(
-                f"split makes a benchmark of images that are all labelled; {len(unlabeled)} are not, such as "
-                f"{pool.names[unlabeled[0]]}. Leave split out, or have them ignored, labelled or removed."
+                f"split makes a benchmark of images that are all labelled; {len(unlabeled)} are "
+                "not, such as "
+                f"{pool.names[unlabeled[0]]}. Leave split out, or have them ignored, labelled or "
+                "removed."
             )
         split = long_tail_split(pool.labels[labeled], len(class_names), config.split, seed)
-        labeled, unlabeled = labeled[split.labeled], labeled[split.unlabeled]
+        unlabeled = labeled[split.unlabeled]
+        labeled = labeled[split.labeled]
     drawn = pool.subset(unlabeled)
     return Splits(
         labeled=pool.subset(labeled),
@@ -128,9 +134,7 @@ class Listing:
 
 
 def _list_parts(config: FolderConfig) -> dict[str, Listing]:
-    """List the training images, and the parts that were given as a path; no image is in two of
-    them.
-    """
+    """List the training images and the parts given as a path; no image is in two of them."""
     root = existing(config.root, "The folder of the images")
     held_out = {
         part: _list_held_out(place, root, part, follow_links=config.follow_links)
@@ -138,9 +142,7 @@ def _list_parts(config: FolderConfig) -> dict[str, Listing]:
         if isinstance(place, str)
     }
     if config.labels is None:
-        skip = [
-            listing.root for listing in held_out.values()
-        ]  # a test folder inside root is not a class
+        skip = [listing.root for listing in held_out.values()]  # a test folder is not a class
         training = class_folders(
             root, unlabeled=config.unlabeled, skip=skip, follow_links=config.follow_links
         )
@@ -163,7 +165,8 @@ def _list_parts(config: FolderConfig) -> dict[str, Listing]:
         shared = set(held_out["validation"].paths()) & set(held_out["test"].paths())
         if shared:
             raise DataError(
-                f"Validation and test must not share images, or the test result is biased; {len(shared)} are in "
+                "Validation and test must not share images, or the test result is biased; "
+                f"{len(shared)} are in "
                 f"both, such as {min(shared)}. Take them out of one."
             )
     return {"training": training, **held_out}
@@ -172,29 +175,21 @@ def _list_parts(config: FolderConfig) -> dict[str, Listing]:
 def _image_sets(
     parts: dict[str, Listing], class_names: tuple[str, ...], cache_bytes: int
 ) -> dict[str, ImageSet]:
-    """Return one set for each part, all of one pool, so that a position identifies an image and the
-    cache has one limit.
-    """
-    numbers: dict[str | None, int] = {None: -1} | {
-        name: number for number, name in enumerate(class_names)
-    }
-    images = FileImages(
-        [path for listing in parts.values() for path in listing.paths()], cache_bytes=cache_bytes
-    )
+    """Return one set for each part, all of one pool: a position identifies an image."""
+    numbers: dict[str | None, int] = {None: -1}
+    numbers |= {name: number for number, name in enumerate(class_names)}
+    paths = [path for listing in parts.values() for path in listing.paths()]
+    images = FileImages(paths, cache_bytes=cache_bytes)
     sets: dict[str, ImageSet] = {}
     first = 0
     for part, listing in parts.items():
-        unknown = sorted(
-            {
-                label
-                for label in listing.labels.values()
-                if label is not None and label not in numbers
-            }
-        )
+        unknown = sorted(label for label in {*listing.labels.values()} - {*numbers} if label)
         if unknown:
             raise DataError(
-                f"The {part} part has images of {listed(unknown)}, which is not a class of the training labels "
-                f"({listed(class_names)}). Label training images of it, or take it out of the {part} part."
+                f"The {part} part has images of {listed(unknown)}, which is not a class of the "
+                "training labels "
+                f"({listed(class_names)}). Label training images of it, or take it out of the "
+                f"{part} part."
             )
         positions = np.arange(first, first + len(listing.labels))
         labels = np.array([numbers[label] for label in listing.labels.values()], dtype=np.int64)
@@ -210,10 +205,10 @@ def class_folders(
     skip: Collection[Path] = (),
     follow_links: bool = False,
 ) -> Listing:
-    """List images by class: every sub-folder is one, except ``unlabeled`` and those to ``skip``;
-    images may lie deeper inside.
+    """List images by class: every sub-folder is one, except ``unlabeled`` and those to ``skip``.
 
-    A sub-folder whose name stands for no label, such as -1, has unlabelled images, too.
+    Images may lie deeper inside. A sub-folder whose name stands for no label, such as -1, has
+    unlabelled images, too.
     """
     if not folder.is_dir():
         raise DataError(
@@ -241,60 +236,57 @@ def class_folders(
     named = frozenset(name for name in classes.values() if name is not None)
     if not named:
         raise DataError(
-            f"{folder} has no class folders. Make one sub-folder for each class and put its images there, "
+            f"{folder} has no class folders. Make one sub-folder for each class and put its images "
+            "there, "
             "or give a table of labels."
         )
     if not labels:
         raise DataError(
-            f"There are no images in the class folders of {folder}. Known endings: {', '.join(sorted(EXTENSIONS))}."
+            f"There are no images in the class folders of {folder}. Known endings: "
+            f"{', '.join(sorted(EXTENSIONS))}."
         )
     loose = sum(1 for path in folder.iterdir() if is_image_name(path.name) and path.is_file())
-    note = f"Images that are not used, since they lie in {folder.name} itself and in no class folder: {loose}."
+    note = (
+        f"Images that are not used, since they lie in {folder.name} itself and in no class "
+        f"folder: {loose}."
+    )
     return Listing(folder, labels, named, (note,) if loose else ())
 
 
 def from_table(
     table: Path, root: Path, *, unlisted: bool = False, follow_links: bool = False
 ) -> Listing:
-    """List the images of a table; with ``unlisted``, every other image below the root as well,
-    without a label.
-    """
+    """List the images of a table and, with ``unlisted``, all others below root without a label."""
     labels = read_labels(table)
     reasons = {name: unusable(root.resolve(), name, follow_links=follow_links) for name in labels}
     missing = [name for name, reason in reasons.items() if reason == NOT_THERE]
     if missing:
         raise DataError(
             f"{table} lists {len(missing)} images that are not below {root}: {listed(missing, 3)}. "
-            "Names must be relative to that folder; mend them, put the files there or delete the rows."
+            "Names must be relative to that folder; mend them, put the files there or delete the "
+            "rows."
         )
-    reject_bad(
-        [(printable(name), reason) for name, reason in reasons.items() if reason is not None], table
-    )
+    bad = [(printable(name), reason) for name, reason in reasons.items() if reason is not None]
+    reject_bad(bad, table)
     classes = frozenset(label for label in labels.values() if label is not None)
     if unlisted:
-        labels |= {
-            name: None
-            for name in images_below(root, follow_links=follow_links)
-            if name not in labels
-        }
+        others = images_below(root, follow_links=follow_links)
+        labels |= {name: None for name in others if name not in labels}
     return Listing(root, labels, classes)
 
 
 def _list_held_out(place: str, root: Path, part: str, *, follow_links: bool) -> Listing:
-    """List a validation or test part: a folder of class folders, or a table with a label in every
-    row.
-    """
+    """List a validation or test part: a folder of class folders, or a table with all labels."""
     path = existing(place, f"The {part} part", root)
-    table = is_table(path)
-    listing = (
-        from_table(path, root, follow_links=follow_links)
-        if table
-        else class_folders(path, follow_links=follow_links)
-    )
+    if is_table(path):
+        listing = from_table(path, root, follow_links=follow_links)
+    else:
+        listing = class_folders(path, follow_links=follow_links)
     bare = [name for name, label in listing.labels.items() if label is None]
     if bare:
         raise DataError(
-            f"Every image of the {part} part needs a label; {len(bare)} in {path} have none: {listed(bare, 3)}. "
+            f"Every image of the {part} part needs a label; {len(bare)} in {path} have none: "
+            f"{listed(bare, 3)}. "
             "Label them or delete the rows."
         )
     return listing

@@ -1,6 +1,4 @@
-"""Batches for training, as a pure function of the seed and the step; and images in order, for
-evaluation.
-"""
+"""Batches for training, a pure function of seed and step; and images in order, for evaluation."""
 
 import os
 import signal
@@ -22,7 +20,10 @@ from semigpc.io.errors import DataError
 from semigpc.io.threads import cores, hold
 from semigpc.types import Batch, Labeled
 
-LABELED, UNLABELED, BALANCED = 0, 1, 2  # streams of positions
+# Streams of positions.
+LABELED = 0
+UNLABELED = 1
+BALANCED = 2
 # A fork copies locks that torch or OpenMP threads may be holding, and can hang. Behind a fork
 # server a worker does not notice that the main process was killed, and would live on. A fresh
 # process costs the seconds that importing torch takes, once a run.
@@ -31,8 +32,8 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 KNOWS_SENDER = hasattr(signal, "sigwaitinfo")  # on Linux
 MOST_WORKERS = 8  # at 340 images of 224 pixels a second each, where every image is decoded
 CHEAP_WORKERS = 2  # 6700 images of 32 pixels a second
-TINY = 32  # pixels; making views of this size takes a fifth of a millisecond an image
-FEW = 1024  # images, whose evaluation takes as long as starting worker processes
+TINY_SIDE = 32  # pixels; making views of this size takes a fifth of a millisecond an image
+WORKER_IMAGES = 1024  # fewer are evaluated in the time that starting workers takes
 
 Item = TypeVar("Item")
 Power = Callable[[float], float]  # p of a labelled draw, by the share of training done
@@ -77,9 +78,9 @@ class BatchStream(Dataset[Batch]):
     """Batch k of a run, for any k, in any order and in any process.
 
     Positions come from :func:`epoch_order`; views from a counter-based generator with the key
-    (seed, k). No state passes from
-    one batch to the next, so a run resumes from its step number alone: there is no state of a
-    sampler or of a worker's generator to save, and the number of workers changes nothing.
+    (seed, k). No state passes from one batch to the next, so a run resumes from its step number
+    alone: there is no state of a sampler or of a worker's generator to save, and the number of
+    workers changes nothing.
 
     Args:
         splits: the data.
@@ -108,20 +109,20 @@ class BatchStream(Dataset[Batch]):
     balanced: bool = False
 
     def __post_init__(self, splits: Splits) -> None:
-        self.labeled, self.unlabeled = splits.labeled, splits.unlabeled
+        self.labeled = splits.labeled
+        self.unlabeled = splits.unlabeled
         self._orders: dict[int, tuple[int, Integers]] = {}
         for image_set in (self.labeled, self.unlabeled):
             self.source.keep(image_set, plain=False)
         check_views(self.views)
-        least = {
-            "labeled_batch": 1,
-            "unlabeled_batch": 1 if self.views else 0,
-            "epoch_steps": 1,
-            "seed": 0,
-        }
-        for name, bound in least.items():
-            if getattr(self, name) < bound:
-                raise DataError(f"{name} must be at least {bound}; got {getattr(self, name)}.")
+        for name, value, least in (
+            ("labeled_batch", self.labeled_batch, 1),
+            ("unlabeled_batch", self.unlabeled_batch, 1 if self.views else 0),
+            ("epoch_steps", self.epoch_steps, 1),
+            ("seed", self.seed, 0),
+        ):
+            if value < least:
+                raise DataError(f"{name} must be at least {least}; got {value}.")
         check_unlabeled(self.views, self.unlabeled)
 
     def batches(self, *, first_step: int, workers: int, prefetch: int = 4) -> "InOrder[Batch]":
@@ -138,7 +139,8 @@ class BatchStream(Dataset[Batch]):
         """
         if not 0 <= first_step <= self.total_steps:
             raise DataError(
-                f"first_step must lie in [0, {self.total_steps}], the steps of the run; got {first_step}."
+                f"first_step must lie in [0, {self.total_steps}], the steps of the run; got "
+                f"{first_step}."
             )
         return InOrder(self, range(first_step, self.total_steps), workers, prefetch)
 
@@ -180,7 +182,7 @@ class BatchStream(Dataset[Batch]):
 
 
 def check_unlabeled(views: Sequence[str], unlabeled: ImageSet) -> None:
-    """Raise a DataError if an algorithm learns from views of unlabelled images and there are none."""
+    """Raise a DataError if views of unlabelled images are needed and there are none."""
     if views and not len(unlabeled):
         raise DataError(
             f"The views {', '.join(views)} are made of unlabelled images, and there are none. "
@@ -189,14 +191,10 @@ def check_unlabeled(views: Sequence[str], unlabeled: ImageSet) -> None:
 
 
 def normalised(batch: Batch, source: ViewSource) -> Batch:
-    """Return a batch of :class:`BatchStream` with the network's input, on the device where the
-    batch is.
-    """
-    balanced = (
-        None
-        if batch.balanced is None
-        else batch.balanced._replace(x=source.normalise(batch.balanced.x))
-    )
+    """Return a batch of :class:`BatchStream` with the network's input, on the batch's device."""
+    balanced = batch.balanced
+    if balanced is not None:
+        balanced = balanced._replace(x=source.normalise(balanced.x))
     views = {name: source.normalise(view) for name, view in batch.views.items()}
     return batch._replace(x=source.normalise(batch.x), views=views, balanced=balanced)
 
@@ -226,7 +224,7 @@ def worker_count(
     if not isinstance(source, Augment):
         return 0
     most = MOST_WORKERS
-    if source.config.image_size <= TINY or not hasattr(images, "read"):
+    if source.config.image_size <= TINY_SIDE or not hasattr(images, "read"):
         most = CHEAP_WORKERS if device is not None and device.type == "cuda" else 0
     return min(most, max(0, cores() // processes - 1))
 
@@ -279,33 +277,26 @@ class EvaluationLoader:
     ) -> None:
         if batch_size < 1:
             raise DataError(f"batch_size must be at least 1; got {batch_size}.")
-        self.sets, self.source, self.batch_size, self.device = (
-            tuple(sets),
-            source,
-            batch_size,
-            device,
-        )
+        self.sets = tuple(sets)
+        self.source = source
+        self.batch_size = batch_size
+        self.device = device
         for image_set in self.sets:
             source.keep(image_set, plain=True)
-        self._items: list[tuple[int, Integers]] = []  # of the present pass
+        self._items: list[tuple[int, Integers]] = []  # of the current pass
         stream = _EvaluationStream(self.sets, source)
-        self._here, self._workers = (
-            InOrder(stream, self._items, count, prefetch=1) for count in (0, workers)
-        )
+        self._here = InOrder(stream, self._items, workers=0, prefetch=1)
+        self._workers = InOrder(stream, self._items, workers=workers, prefetch=1)
 
     def batches(
         self, image_set: ImageSet, positions: Integers | None = None
     ) -> Iterator[EvaluationBatch]:
-        """Yield each image of a set once, in order, or those at some positions (m,). One pass at a
-        time.
-        """
+        """Yield the images of a set in order, or those at positions (m,); one pass at a time."""
         number = next(number for number, known in enumerate(self.sets) if known is image_set)
         wanted = np.arange(len(image_set)) if positions is None else positions
-        self._items[:] = [
-            (number, part)
-            for part in np.split(wanted, range(self.batch_size, len(wanted), self.batch_size))
-        ]
-        for batch in self._workers if len(wanted) > FEW else self._here:
+        cuts = range(self.batch_size, len(wanted), self.batch_size)
+        self._items[:] = [(number, part) for part in np.split(wanted, cuts)]
+        for batch in self._workers if len(wanted) > WORKER_IMAGES else self._here:
             views = batch.images.to(self.device, non_blocking=True)
             yield batch._replace(images=self.source.normalise(views))
 
@@ -321,11 +312,10 @@ class EvaluationLoader:
 
 
 class InOrder(Generic[Item]):
-    """``stream[i]`` for i in ``items``, in that order for any number of workers. Workers stay alive
-    between passes.
+    """``stream[i]`` for i in ``items``, in that order for any number of workers.
 
-    A worker returns a DataError as a value, and it is raised here unchanged; torch would wrap it
-    into two tracebacks.
+    Workers stay alive between passes. A worker returns a DataError as a value, and it is raised
+    here unchanged; torch would wrap it into two tracebacks.
 
     Args:
         stream: makes the items; each worker gets a copy.
@@ -370,14 +360,11 @@ class InOrder(Generic[Item]):
                 try:
                     raise item
                 finally:
-                    # or the error and this frame would hold each other, and the workers with them
-                    del item
+                    del item  # else the error and this frame keep each other and the workers alive
             yield item
 
     def close(self) -> None:
-        """End the worker processes. Without this they end when nothing refers to the loader any
-        more.
-        """
+        """End the worker processes, which otherwise end with the last reference to the loader."""
         if self._loader.num_workers and (iterator := self._loader._iterator) is not None:
             iterator._shutdown_workers()  # type: ignore[attr-defined]  # torch has no public way, and libraries use this one
             self._loader._iterator = None
@@ -415,9 +402,7 @@ def _start(loader: DataLoader[Item]) -> Iterator[Item]:
 
 
 def _prepare_worker(_worker: int) -> None:
-    """Use one thread, since workers share the cores with training; and obey SIGTERM from the main
-    process alone.
-    """
+    """Use one thread, and end on SIGTERM of the main process alone."""
     hold(1)
     if KNOWS_SENDER:
         threading.Thread(target=_wait_for_the_end, daemon=True).start()
@@ -426,9 +411,7 @@ def _prepare_worker(_worker: int) -> None:
 
 
 def _wait_for_the_end() -> None:
-    """End on a SIGTERM from the main process, which is how it stops a worker that no longer reads
-    its queue.
-    """
+    """End on a SIGTERM from the main process; it stops a worker that no longer reads this way."""
     while signal.sigwaitinfo((signal.SIGTERM,)).si_pid != os.getppid():
         pass
     os._exit(0)

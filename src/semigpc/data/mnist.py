@@ -91,7 +91,8 @@ def _read(root: Path) -> dict[str, NDArray[Any]]:
     arrays = read_npz(root, only=IDX_FILES)
     if missing := [name for name in IDX_FILES if name not in arrays]:
         raise DataError(
-            f"{root} must have the arrays {', '.join(IDX_FILES)} of MNIST; missing: {', '.join(missing)}."
+            f"{root} must have the arrays {', '.join(IDX_FILES)} of MNIST; missing: "
+            f"{', '.join(missing)}."
         )
     return arrays
 
@@ -103,7 +104,8 @@ def _read_idx(folder: Path, name: str) -> NDArray[np.uint8]:
     paths = [path for path in (folder / name, folder / f"{name}.gz") if path.is_file()]
     if not paths:
         raise DataError(
-            f"MNIST is not in {folder}: there is no {name}, plain or .gz. Put the four official files there."
+            f"MNIST is not in {folder}: there is no {name}, plain or .gz. Put the four official "
+            "files there."
         )
     try:
         content = checked(paths[0]).read_bytes()
@@ -126,8 +128,10 @@ def _image_set(part: str, pixels: NDArray[Any], labels: NDArray[Any], root: str)
         or set(np.unique(labels)) != set(range(N_CLASSES))
     ):
         raise DataError(
-            f"The {part} labels of MNIST must be one digit for each of {len(pixels)} images, and every digit must occur; "
-            f"{root} has {labels.dtype} labels of shape {labels.shape}, {len(np.unique(labels))} of them different."
+            f"The {part} labels of MNIST must be one digit for each of {len(pixels)} images, and "
+            "every digit must occur; "
+            f"{root} has {labels.dtype} labels of shape {labels.shape}, {len(np.unique(labels))} "
+            "of them different."
         )
     return ImageSet(
         ArrayImages(pixels),

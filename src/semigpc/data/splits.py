@@ -33,11 +33,13 @@ def long_tail_counts(head_count: int, imbalance_ratio: float, n_classes: int) ->
     gamma = abs(imbalance_ratio)
     if not (gamma >= 1 and math.isfinite(gamma)):
         raise DataError(
-            f"imbalance_ratio is head over tail: 1 or more, or -1 or less for a reversed tail; got {imbalance_ratio}."
+            "imbalance_ratio is head over tail: 1 or more, or -1 or less for a reversed tail; got "
+            f"{imbalance_ratio}."
         )
     if n_classes < 2 or head_count < 0:
         raise DataError(
-            f"A long tail needs two classes and a head_count of 0 or more; got {n_classes} and {head_count}."
+            f"A long tail needs two classes and a head_count of 0 or more; got {n_classes} and "
+            f"{head_count}."
         )
     # The small term lifts powers that come out as 99.99999999 in float64 where 100 is meant.
     counts = [
@@ -87,7 +89,8 @@ class SplitConfig:
                 )
         if self.minimum < 1:
             raise DataError(
-                f"minimum must be at least 1, since a class without labels cannot be learnt; got {self.minimum}."
+                "minimum must be at least 1, since a class without labels cannot be learnt; got "
+                f"{self.minimum}."
             )
         if self.labeled_head < 1 or self.unlabeled_head < 0:
             raise DataError(
@@ -98,32 +101,26 @@ class SplitConfig:
             long_tail_counts(1, ratio, 2)
 
     def counts(self, n_classes: int) -> tuple[list[int], list[int]]:
-        """Return the labels of each class, and the unlabelled images of each class that are drawn
-        for U.
-        """
+        """Return for each class the number of labels, and of unlabelled images drawn for U."""
         labeled = long_tail_counts(self.labeled_head, self.labeled_ratio, n_classes)
         unlabeled = long_tail_counts(self.unlabeled_head, self.unlabeled_ratio, n_classes)
-        floor = (
-            self.minimum if self.unlabeled_head else 0
-        )  # a head of 0 means no image of any class
-        return [max(self.minimum, count) for count in labeled], [
-            max(floor, count) for count in unlabeled
-        ]
+        least = self.minimum if self.unlabeled_head else 0  # a head of 0: no image of any class
+        return (
+            [max(self.minimum, count) for count in labeled],
+            [max(least, count) for count in unlabeled],
+        )
 
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Positions in the pool: ``labeled`` (n,) and ``unlabeled`` (u,), each in the order it was
-    drawn.
-    """
+    """Positions in the pool, in the order drawn: ``labeled`` (n,) and ``unlabeled`` (u,)."""
 
     labeled: Integers
     unlabeled: Integers
 
 
 def long_tail_split(labels: NDArray[Any], n_classes: int, config: SplitConfig, seed: int) -> Split:
-    """Draw L and U from a labelled pool: one generator, which shuffles the images of class 0, then
-    of class 1, and so on.
+    """Draw L and U from a labelled pool; one generator shuffles class 0, then class 1, and so on.
 
     Args:
         labels: (P,) classes in [0, C).
@@ -138,7 +135,8 @@ def long_tail_split(labels: NDArray[Any], n_classes: int, config: SplitConfig, s
     for c in range(n_classes):
         shuffled = np.flatnonzero(labels == c).astype(np.int64)
         generator.shuffle(shuffled)
-        n, u = labeled_counts[c], unlabeled_counts[c]
+        n = labeled_counts[c]
+        u = unlabeled_counts[c]
         _check_class(c, len(shuffled), n, u, config.overlap)
         labeled.append(shuffled[:n])
         unlabeled.append(shuffled[:u] if config.overlap == "nested" else shuffled[n : n + u])
@@ -148,17 +146,21 @@ def long_tail_split(labels: NDArray[Any], n_classes: int, config: SplitConfig, s
 
 
 def _check_class(c: int, available: int, n: int, u: int, overlap: Overlap) -> None:
-    """Raise if a class has too few images; ``nested`` and ``usb`` accept fewer unlabelled images."""
+    """Raise an error if a class has too few images, labelled ones at least."""
     needed = n + u if overlap == "disjoint" else n
     if needed > available:
         raise DataError(
-            f"Class {c} has {available} images, and an overlap of {overlap!r} needs {needed} of it ({n} labelled, "
-            f"{u} unlabelled). Lower labeled_head or unlabeled_head{', or nest L in U' if overlap == 'disjoint' else ''}."
+            f"Class {c} has {available} images, and an overlap of {overlap!r} needs {needed} of it "
+            f"({n} labelled, "
+            f"{u} unlabelled). Lower labeled_head or "
+            f"unlabeled_head{', or nest L in U' if overlap == 'disjoint' else ''}."
         )
     if overlap == "nested" and n > u:
         raise DataError(
-            f"With overlap 'nested' L is part of U, but class {c} would have {n} labelled and {u} unlabelled images. Raise "
-            "unlabeled_head or lower labeled_head; if the tails run in opposite directions, choose overlap 'usb' or 'disjoint'."
+            f"With overlap 'nested' L is part of U, but class {c} would have {n} labelled and {u} "
+            "unlabelled images. Raise "
+            "unlabeled_head or lower labeled_head; if the tails run in opposite directions, choose "
+            "overlap 'usb' or 'disjoint'."
         )
 
 
@@ -175,9 +177,7 @@ def carve_validation(labels: NDArray[Any], fraction: float, seed: int) -> tuple[
     """
     if not 0 <= fraction < 1:
         raise DataError(f"The fraction held out for validation must lie in [0, 1); got {fraction}.")
-    generator = np.random.default_rng(
-        [seed, 1]
-    )  # not the stream that the split itself is drawn from
+    generator = np.random.default_rng([seed, 1])  # not the stream of the split itself
     held_out = np.zeros(len(labels), dtype=bool)
     for c in np.unique(labels):
         own = np.flatnonzero(labels == c)
@@ -188,13 +188,14 @@ def carve_validation(labels: NDArray[Any], fraction: float, seed: int) -> tuple[
 
 def no_validation(fraction: float) -> str:
     """Return the note on a fraction that :func:`carve_validation` finds nothing for."""
-    return f"A fraction of {fraction} is less than one label of any class: there is no validation part."
+    return (
+        f"A fraction of {fraction} is less than one label of any class: there is no validation "
+        "part."
+    )
 
 
 def with_validation(splits: Splits, fraction: float, seed: int) -> Splits:
-    """Return the same splits with a fraction of the labels held out by :func:`carve_validation`;
-    nothing is listed again.
-    """
+    """Return the same splits with a fraction of the labels held out for validation."""
     kept, carved = carve_validation(splits.labeled.labels, fraction, seed)
     return replace(
         splits, labeled=splits.labeled.subset(kept), validation=splits.labeled.subset(carved)
@@ -202,8 +203,7 @@ def with_validation(splits: Splits, fraction: float, seed: int) -> Splits:
 
 
 def put_aside(labels: NDArray[Any], sizes: Sequence[int], seed: int) -> list[Integers]:
-    """Draw parts with equally many images of each class, such as a test part, before a long-tailed
-    split.
+    """Draw parts with equally many images of each class, such as a test part, before a split.
 
     Args:
         labels: (P,) classes 0 .. C - 1.
@@ -213,12 +213,9 @@ def put_aside(labels: NDArray[Any], sizes: Sequence[int], seed: int) -> list[Int
     Returns:
         Positions of each part, class by class; and last those that are left, in ascending order.
     """
-    generator = np.random.default_rng(
-        [seed, 1]
-    )  # not the stream that the split itself is drawn from
-    order = [
-        generator.permutation(np.flatnonzero(labels == c)) for c in range(int(labels.max()) + 1)
-    ]
+    generator = np.random.default_rng([seed, 1])  # not the stream of the split itself
+    classes = range(int(labels.max()) + 1)
+    order = [generator.permutation(np.flatnonzero(labels == c)) for c in classes]
     ends = [0, *np.cumsum(sizes).tolist()]
     parts = [np.concatenate([own[first:last] for own in order]) for first, last in pairwise(ends)]
     return [*parts, np.sort(np.concatenate([own[ends[-1] :] for own in order]))]

@@ -189,8 +189,9 @@ def locked(
 ) -> Iterator[None]:
     """Be the only process that writes a folder, or one file of it.
 
-    The operating system releases the lock when the process ends. The lock is a hidden file in the folder that names the process for others. The folder is created
-    if necessary, and removed again if nothing was written to it.
+    The operating system releases the lock when the process ends. The lock is a hidden file in the
+    folder that names the process for others. The folder is created if necessary, and removed again
+    if nothing was written to it.
 
     Args:
         folder: what is written. file: a file in it, if the rest of the folder is not concerned.
@@ -268,7 +269,7 @@ def _holder(file: Path) -> str:
 
 
 def remove_drafts(folder: Path, file: str = "") -> None:
-    """Delete the drafts of killed processes in a folder, or of one file; hold the lock meanwhile."""
+    """Delete drafts of killed processes in a folder, or of one file; call it under the lock."""
     for draft in folder.glob(f".{glob.escape(_short(file)) or '*'}.????????{DRAFT}*"):
         with suppress(OSError):
             draft.unlink()

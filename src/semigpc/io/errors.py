@@ -11,7 +11,7 @@ class SemiGPCError(Exception):
 class DataError(SemiGPCError, ValueError):
     """A problem in the data that their owner can fix.
 
-    It is built from one string alone, so that a loader's worker process can send it to the main one.
+    It is built from one string, so that a loader's worker process can send it to the main one.
     """
 
 

@@ -40,7 +40,7 @@ def existing(path: str | Path, what: str, root: Path | None = None) -> Path:
 
 
 def leads_out(path: Path, root: Path) -> str | None:
-    """Return why not to follow a link below ``root``, a resolved folder; None if it stays inside."""
+    """Return why not to follow a link below ``root``, a resolved folder, that leads out of it."""
     if (target := path.resolve()).is_relative_to(root):
         return None
     where = printable(target)

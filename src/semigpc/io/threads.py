@@ -80,7 +80,7 @@ def allowed() -> int:
 
 
 def granted(processes: int = 1) -> int:
-    """Return the threads for each of several processes: OMP_NUM_THREADS, or a share of the cores."""
+    """Return the threads of each of several processes: OMP_NUM_THREADS, or a share of cores."""
     wanted = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     return int(wanted) if wanted.isdecimal() and int(wanted) else max(1, cores() // processes)
 
@@ -97,7 +97,7 @@ def _libraries() -> ThreadpoolController:
 
 
 def _above(libraries: ThreadpoolController, threads: int) -> ThreadpoolController:
-    """Select the libraries that are set to more threads, so that none ever gets more than it had."""
+    """Select the libraries set to more threads, so that none ever gets more than it had."""
     found = libraries.info()
     paths = [library["filepath"] for library in found if library["num_threads"] > threads]
     return libraries.select(filepath=paths)

@@ -669,7 +669,7 @@ class Partitions:
         return part
 
     def batches(self, number: int, size: int) -> Iterator[RowBatch]:
-        """Yield the rows of one partition, ``size`` at a time, numbered as among the rows of all."""
+        """Yield the rows of a partition, ``size`` at a time, numbered as among those of all."""
         if not self.rows_of(number):
             return
         for batch in self.part(number).batches(size):

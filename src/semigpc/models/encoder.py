@@ -275,7 +275,7 @@ def in_onnx_runtime(
             run = open_onnx(path, threads)
     except NotExportableError:
         raise
-    except Exception as error:  # versions of the packages that do not fit raise errors of any kind, a full disk another
+    except Exception as error:  # versions that do not fit raise errors of any kind
         raise NotExportableError(f"{_reason(error)}.") from error
     with torch.inference_mode():
         expected = network(images).numpy()
@@ -622,6 +622,7 @@ def _list_bad(bad: Sequence[Bad], rows: int, table: EmbeddingTable, *, skip_bad:
         )
     raise ImageError(
         f"{len(bad)} of {len(bad) + rows} images cannot be read ({first}{more}). {listing} lists "
-        "them all. The others are embedded: replace or delete these and run the same command again, "
+        "them all. The others are embedded: replace or delete these and run the same command "
+        "again, "
         "or leave them out with skip_bad=True."
     )

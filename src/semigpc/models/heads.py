@@ -1,6 +1,4 @@
-"""A backbone with its linear classifier and other heads, and what trains on a frozen network in a
-backbone's place.
-"""
+"""A backbone with its linear classifier and other heads; the adapter on a frozen network."""
 
 from collections.abc import Callable, Iterable, Mapping
 
@@ -30,11 +28,9 @@ class Projection(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         """Map features (M, D) to unit vectors (M, width)."""
         projected = self.out(F.relu(self.hidden(features)))
-        # At least float32: half precision would round eps to 0, and the squares of small numbers
-        # with it.
-        return F.normalize(
-            projected.to(torch.promote_types(projected.dtype, torch.float32)), dim=-1, eps=1e-8
-        )
+        # At least float32: half precision rounds eps, and the squares of small numbers, to 0.
+        dtype = torch.promote_types(projected.dtype, torch.float32)
+        return F.normalize(projected.to(dtype), dim=-1, eps=1e-8)
 
 
 HEADS: dict[str, Callable[[int, int], nn.Module]] = {
@@ -53,7 +49,8 @@ class Classifier(nn.Module):
 
     Example::
 
-        model = Classifier(SmallCNN(), n_classes=10, heads={"projection": HeadSpec("projection", 128)})
+        heads = {"projection": HeadSpec("projection", 128)}
+        model = Classifier(SmallCNN(), n_classes=10, heads=heads)
         model(images).heads["projection"]      # (M, 128), unit vectors
 
     Args:
@@ -81,7 +78,8 @@ class Classifier(nn.Module):
         for name, spec in (heads or {}).items():
             if spec.kind not in HEADS:
                 raise ValueError(
-                    f"the kind of head {name!r} must be one of {', '.join(HEADS)}; got {spec.kind!r}."
+                    f"the kind of head {name!r} must be one of {', '.join(HEADS)}; got "
+                    f"{spec.kind!r}."
                 )
             width = n_classes if spec.kind == "neural_process" else spec.width
             if width < 1:
@@ -97,19 +95,18 @@ class Classifier(nn.Module):
         if images.ndim != self.input_dims:
             wanted = "(M, 3, H, W)" if self.input_dims == 4 else "(M, n_inputs)"
             raise ValueError(
-                f"images must have shape {wanted}; got {tuple(images.shape)}. Stack single ones first."
+                f"images must have shape {wanted}; got {tuple(images.shape)}. Stack single ones "
+                "first."
             )
         features = self.backbone(images)
         if features.shape != (len(images), self.n_features):
             raise ValueError(
                 f"the backbone must return features of shape {(len(images), self.n_features)}; "
-                f"got {tuple(features.shape)}. Pool its maps or tokens, and let num_features say their width."
+                f"got {tuple(features.shape)}. Pool its maps or tokens, and let num_features say "
+                "their width."
             )
-        return ModelOutput(
-            self.classifier(features),
-            features,
-            {name: head(features) for name, head in self.heads.items()},
-        )
+        heads = {name: head(features) for name, head in self.heads.items()}
+        return ModelOutput(self.classifier(features), features, heads)
 
     def layer_ids(self) -> dict[str, int]:
         """Return the depth of every parameter: 0 the stem, then the backbone's blocks, then the
@@ -155,7 +152,8 @@ def _feature_width(backbone: nn.Module) -> int:
         if isinstance(width := getattr(backbone, attribute, None), int):
             return width
     raise TypeError(
-        f"a backbone must have num_features, the width of what it returns; {type(backbone).__name__} has none. "
+        "a backbone must have num_features, the width of what it returns; "
+        f"{type(backbone).__name__} has none. "
         "Set it in its __init__."
     )
 
@@ -188,8 +186,7 @@ class Adapter(nn.Module):
 
 
 class OnFrozen(nn.Module):
-    """A classifier that was trained on features, on top of the network they come from, so that it
-    takes images again.
+    """A classifier trained on features, on top of the network that computes them from images.
 
     Args:
         frozen: images (M, 3, H, W) to features (M, n_inputs).
@@ -198,7 +195,8 @@ class OnFrozen(nn.Module):
 
     def __init__(self, frozen: nn.Module, classifier: nn.Module) -> None:
         super().__init__()
-        self.frozen, self.classifier = frozen, classifier
+        self.frozen = frozen
+        self.classifier = classifier
 
     def forward(self, images: Tensor) -> ModelOutput:
         """Return the classifier's output for the images' features."""

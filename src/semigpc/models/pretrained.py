@@ -128,7 +128,8 @@ def load_weights(backbone: nn.Module, source: str | Path | Mapping[str, object])
     if missing:
         raise ValueError(
             f"every part of the backbone must be in {origin}; missing: {_some(missing)}. "
-            f"Not used from the file: {_some([*unexpected, *dropped])}. Is it of another architecture?"
+            f"Not used from the file: {_some([*unexpected, *dropped])}. Is it of another "
+            "architecture?"
         )
     grids = [
         name
@@ -163,7 +164,8 @@ def find_weights(source: str | Path) -> Path:
                 f"model.pretrained must be 'timm', 'embedded' or a file that exists; got {path}."
             )
         raise FileNotFoundError(
-            f"the weights {known.file} are not in {path.parent}. Fetch {known.url} into that folder."
+            f"the weights {known.file} are not in {path.parent}. Fetch {known.url} into that "
+            "folder."
         )
     if (
         known is not None
@@ -171,7 +173,8 @@ def find_weights(source: str | Path) -> Path:
         and not (digest := sha256(path)).startswith(known.sha256)
     ):
         raise ValueError(
-            f"the SHA-256 of {path} must begin with {known.sha256}; got {digest[:8]}. Fetch {known.url} again."
+            f"the SHA-256 of {path} must begin with {known.sha256}; got {digest[:8]}. Fetch "
+            f"{known.url} again."
         )
     return path
 
@@ -212,7 +215,8 @@ def _read(path: Path) -> Mapping[str, object]:
         raise ValueError(_refusal(path, error)) from error
     if not isinstance(contents, Mapping):
         raise ValueError(
-            f"a weight file must hold a dict; {path} holds a {type(contents).__name__}. Save its state_dict()."
+            f"a weight file must hold a dict; {path} holds a {type(contents).__name__}. Save its "
+            "state_dict()."
         )
     return contents
 
@@ -229,11 +233,17 @@ def _refusal(path: Path, error: Exception) -> str:
         foreign = re.findall(r"GLOBAL (\S+)", str(error))
     if foreign:
         return (
-            f"a weight file must hold tensors, numbers and dicts; {path} also holds {_some(foreign)}, and reading those would "
-            "run code from the file. If you trust it, keep the tensors alone: contents = torch.load(file, weights_only=False), "
-            "then torch.save the part that holds the weights (for MSN {'target_encoder': contents['target_encoder']})."
+            f"a weight file must hold tensors, numbers and dicts; {path} also holds "
+            f"{_some(foreign)}, and reading those would "
+            "run code from the file. If you trust it, keep the tensors alone: contents = "
+            "torch.load(file, weights_only=False), "
+            "then torch.save the part that holds the weights (for MSN "
+            "{'target_encoder': contents['target_encoder']})."
         )
-    return f"{path} is not a weight file ({type(error).__name__}). Give one written by torch.save, or .safetensors."
+    return (
+        f"{path} is not a weight file ({type(error).__name__}). Give one written by torch.save, "
+        "or .safetensors."
+    )
 
 
 def _network(contents: Mapping[str, object], origin: str) -> dict[str, Tensor]:
@@ -252,7 +262,8 @@ def _network(contents: Mapping[str, object], origin: str) -> dict[str, Tensor]:
                 return tensors
     keys = ", ".join(repr(key) for key in NETWORK_KEYS if key is not None)
     raise ValueError(
-        f"a weight file must hold tensors at the top level or at one of {keys}; {origin} has none there, but "
+        f"a weight file must hold tensors at the top level or at one of {keys}; {origin} has none "
+        "there, but "
         f"{_some(list(map(str, contents)))}. Save the state_dict() of the network alone."
     )
 
@@ -264,7 +275,8 @@ def _check_shapes(kept: Mapping[str, Tensor], wanted: Mapping[str, Tensor], orig
         if name.endswith("patch_embed.proj.weight") and ours != theirs:
             raise ValueError(
                 f"patch kernels must have the backbone's size, {ours}; {origin} has {theirs}. "
-                "Kernels are not resized (16x16 ones make poor 2x2 ones): take weights trained with this patch_size."
+                "Kernels are not resized (16x16 ones make poor 2x2 ones): take weights trained "
+                "with this patch_size."
             )
     if wrong:
         shapes = [
@@ -272,7 +284,8 @@ def _check_shapes(kept: Mapping[str, Tensor], wanted: Mapping[str, Tensor], orig
             for name, value in wrong.items()
         ]
         raise ValueError(
-            f"weights must have the backbone's shapes; {origin} has {_some(shapes)}. Is it another model?"
+            f"weights must have the backbone's shapes; {origin} has {_some(shapes)}. Is it another "
+            "model?"
         )
 
 
