@@ -10,13 +10,15 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
+from semigpc.algorithms import ALGORITHMS
 from semigpc.data import DATASETS
 from semigpc.gp import KERNELS, RBF
-from semigpc.refiners import GaussianProcessRefiner, GPConfig
+from semigpc.refiners import REFINERS, GaussianProcessRefiner, GPConfig
 from semigpc.training import last_result, train
+from semigpc.training.presets import digits
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "extend.md").read_text()
-LOOP, LIGHTNING, USB, KERNEL, DATASET, _ADDON = re.findall(
+LOOP, LIGHTNING, USB, KERNEL, DATASET, ALGORITHM, REFINER, _ADDON = re.findall(
     r"```python\n(.*?)```", PAGE, flags=re.DOTALL
 )
 
@@ -85,3 +87,15 @@ def test_the_data_set_of_the_page_trains(monkeypatch: pytest.MonkeyPatch, tmp_pa
     summary = train(experiment, tmp_path / "run")
     assert last_result(summary)["n"] == 100
     assert len(last_result(summary)["per_class_recall"]) == 2
+
+
+def test_the_algorithm_and_the_refiner_train_together(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(ALGORITHMS, "softmatch", ALGORITHMS["fixmatch"])  # undone after the test
+    monkeypatch.setitem(REFINERS, "tempered", REFINERS["none"])
+    run(ALGORITHM)
+    run(REFINER)
+    experiment = digits(algorithm="softmatch", refiner="tempered")
+    settings = ["train.steps=3", "refiner.temperature=1.5", "algorithm.unlabeled_weight=0.5"]
+    assert train(experiment.override(settings), tmp_path / "run")["status"] == "finished"

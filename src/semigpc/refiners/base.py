@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 Site = Literal["semantic", "aggregate", "final"]
 Moment = Literal["before", "after"]
 Feature = Literal["backbone", "projection"]
+Device = torch.device | str | None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,9 +9,9 @@ from torch import Tensor
 from semigpc.gp import ExactGP, KernelHead
 from semigpc.gp.certainty import class_scales, expected_probability, explained_share
 from semigpc.pseudo_labels import one_hot
-from semigpc.refiners.base import Moment, Placement, Refiner, Site
+from semigpc.refiners.base import Device, Moment, Placement, Refiner, Site
 from semigpc.refiners.buffers import build_buffer
-from semigpc.refiners.gp_config import Confidence, Device, GPConfig, build_engine, choose_engine
+from semigpc.refiners.gp_config import Confidence, GPConfig, build_engine, choose_engine
 from semigpc.refiners.tuning import build_learner, build_tuner
 from semigpc.types import Batch, ModelOutput
 

@@ -24,7 +24,7 @@ from semigpc.gp.certainty import auto_logit_scale
 from semigpc.gp.kernels import has_length_scale, make_kernel
 from semigpc.io.errors import SettingsError
 from semigpc.io.text import unknown_name
-from semigpc.refiners.base import PlacementConfig
+from semigpc.refiners.base import Device, PlacementConfig
 from semigpc.types import check_ranges
 
 logger = logging.getLogger(__name__)
@@ -33,7 +33,6 @@ RANK = 1024  # landmarks of the preconditioner by default
 START_LENGTH = 0.1**0.5  # l, until the features of a run have been seen
 
 Confidence = Literal["max_softmax", "variance", "expected"]  # what thresholds are compared with
-Device = torch.device | str | None
 
 
 class Choice(NamedTuple):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from semigpc.pseudo_labels import one_hot
-from semigpc.refiners.base import Moment, Placement, PlacementConfig, Refiner, Site
+from semigpc.refiners.base import Device, Moment, Placement, PlacementConfig, Refiner, Site
 from semigpc.refiners.buffers import build_buffer
 from semigpc.types import Batch, ModelOutput, check_ranges
 
@@ -48,12 +48,7 @@ class SimilarityRefiner(Refiner):
     features: Tensor
 
     def __init__(
-        self,
-        config: SimilarityConfig,
-        n_features: int,
-        n_classes: int,
-        *,
-        device: torch.device | str | None = None,
+        self, config: SimilarityConfig, n_features: int, n_classes: int, *, device: Device = None
     ) -> None:
         super().__init__()
         self.config = config

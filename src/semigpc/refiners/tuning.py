@@ -11,7 +11,8 @@ from torch import Tensor
 
 from semigpc.gp import Engine, Kernel, NotPositiveDefiniteError, learn_kernel
 from semigpc.gp.scales import neighbour_length_scale, scales_of, with_scales
-from semigpc.refiners.gp_config import Device, GPConfig, build_kernel
+from semigpc.refiners.base import Device
+from semigpc.refiners.gp_config import GPConfig, build_kernel
 from semigpc.types import HostState
 
 logger = logging.getLogger(__name__)
