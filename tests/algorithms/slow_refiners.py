@@ -96,8 +96,9 @@ class SlowGP:
         targets = Y_Q
         if self.config.class_prior == "frequency":
             targets = Y_Q - counts / n
+            mean_count = n / sum(int(count) > 0 for count in counts)
             for c in range(CLASSES):
-                weights[c] = ((n / CLASSES) / counts[c]) ** 0.5 if counts[c] > 0 else 0.0
+                weights[c] = (mean_count / counts[c]) ** 0.5 if counts[c] > 0 else 0.0
         k = self.kernel(queries, h_Q)
         if index is not None and self.config.exclude_same_index:
             same = torch.tensor(

@@ -122,7 +122,10 @@ def test_a_comparison_pairs_an_add_on_with_itself(tmp_path: Path) -> None:
         (["--algorithm", "supervised", "--addon", "darp"], "darp acts on unlabelled images"),
         (["--addon", "cossl", "--set", "train.ema=0"], "cossl needs a moving average"),
         (["--addon", "crest", "--set", "addon.generations=1"], "generations must be at least 2"),
-        (["--addon", "crest", "--set", "train.steps=3"], "shared among 6 generations"),
+        (
+            ["--addon", "crest", "--set", "train.steps=3"],
+            "must be at least 6, one for each generation",
+        ),
         (["--addon", "darp", "--set", "addon.warmpu=0.1"], "did you mean 'addon.warmup'?"),
     ],
 )

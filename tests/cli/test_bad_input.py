@@ -85,7 +85,7 @@ def test_a_class_with_a_single_label_is_noted(tmp_path: Path) -> None:
     )
     assert done.exit_code == 0, done.output
     assert "single labelled image: 'two'" in done.stdout
-    assert "There were no images to judge by" in done.stdout
+    assert "no images to evaluate on" in done.stdout
 
 
 def test_a_class_absent_from_the_labels(trained: Trained, tmp_path: Path) -> None:

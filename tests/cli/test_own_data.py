@@ -241,7 +241,7 @@ def test_one_label_a_class_is_too_few_to_calibrate_by_or_to_hold_out(tmp_path: P
     done = semigpc(*command)
     assert done.exit_code == 0, done.output
     for words in (
-        f"There is no run in {tmp_path / 'run'} to resume: a new one begins.",
+        f"There is no run in {tmp_path / 'run'} to resume; starting a",
         "A fraction of 0.2 is less than one label of any class",
         "No test images: semigpc evaluate",
         "Note at step 2: The confidence is not calibrated and may be far too high. No class has two labels",

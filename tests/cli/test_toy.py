@@ -84,7 +84,7 @@ def test_a_image_that_cannot_be_written_is_refused_in_one_line(tmp_path: Path) -
     done = runner.invoke(app, ["--out", str(tmp_path)])
     assert done.exit_code == 1
     told = f"semigpc toy: {tmp_path / 'propagation.png'} could not be written: it is a folder."
-    assert done.stderr == f"{told} Move it away, or give the name of another file.\n"
+    assert done.stderr == f"{told} Move it away, or name another file.\n"
 
 
 def test_a_negative_seed_is_refused(tmp_path: Path) -> None:

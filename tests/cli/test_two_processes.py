@@ -64,7 +64,7 @@ def test_two_labellings_into_one_folder(tmp_path: Path) -> None:
         assert sorted(codes) == [0, 2], complaints
         winner, loser = codes.index(0), codes.index(2)
         met_lock = f"(process {processes[winner].pid} on " in complaints[loser]
-        words = "Nothing was changed." if met_lock else "holds labels that were made otherwise"
+        words = "Nothing was changed." if met_lock else "labels that were made differently"
         check_paragraph(complaints[loser], "label", words)
         project = json.loads((out / "project.json").read_text())
         assert project["seed"] == winner

@@ -181,6 +181,4 @@ def test_the_recipe_trains_on_the_files_of_root(npz: Path, tmp_path: Path) -> No
     )
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["results"]["last"]["n"] == 20
-    refused(
-        "train", tmp_path, "--root", npz, code=2, words="--root is where the data of a recipe are"
-    )
+    refused("train", tmp_path, "--root", npz, code=2, words="Leave it out")

@@ -231,9 +231,7 @@ def test_what_a_worker_refuses_arrives_as_it_was_said_and_nothing_is_written(
 def test_labels_of_no_row_and_rows_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
     settings = partitioned(tmp_path)
     nobody = write_labels(tmp_path / "nobody.csv", {IDS[0]: "ant", IDS[1]: "bee", "nobody": "ant"})
-    with pytest.raises(
-        DataError, match=r"has labels for rows that are not in .*data, 1 in all: 'nobody'"
-    ):
+    with pytest.raises(DataError, match=r"labels for 1 ids that are not in .*data: 'nobody'"):
         label_on_ray(replace(settings, labels=nobody))
     x = X.copy()
     x[2650] = float("nan")
@@ -314,7 +312,7 @@ def test_options_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
         "--out",
         tmp_path / "o",
         code=2,
-        words="Addresses are for --engine ray",
+        words="need --engine ray",
     )
     inside = settings.data / "labels"
     refused(
