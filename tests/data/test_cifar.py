@@ -175,9 +175,7 @@ def test_an_archive_that_lies_there_is_checked_and_unpacked(
     for place in (binary, binary / "cifar10"):
         shutil.rmtree(inner)
         (place / "c.tar.gz").write_bytes(content[:-1] + b"x")
-        with pytest.raises(
-            DataError, match=r"c.tar.gz must have the md5 sum .* and has .*Delete it"
-        ):
+        with pytest.raises(DataError, match=r"c.tar.gz must have the md5 sum.*and has .*Delete it"):
             load(config(binary), seed=0)
         assert not inner.exists()
         (place / "c.tar.gz").write_bytes(content)
@@ -217,10 +215,7 @@ def test_pickles_are_never_opened(tmp_path: Path, name: str) -> None:
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / name).write_bytes(pickle.dumps(Bomb()))
     for root in (tmp_path, (tmp_path / name).parent):
-        with pytest.raises(
-            DataError,
-            match=r"as Python pickles only: .*No pickle is ever opened here.*data download cifar10",
-        ):
+        with pytest.raises(DataError, match=r"as Python.*ever opened here.*data download cifar10"):
             load(config(root), seed=0)
     assert not (tmp_path / "exploded").exists()
 
@@ -230,13 +225,7 @@ def test_a_file_of_the_wrong_size_is_named(tmp_path: Path) -> None:
         with (tmp_path / name).open("wb") as file:
             file.truncate(30_730_000 - (name == "data_batch_3.bin"))  # holes, which take no room
     (tmp_path / "batches.meta.txt").touch()
-    with pytest.raises(
-        DataError,
-        match=(
-            r"data_batch_3.bin must have 30730000 bytes, 10000 records of 3073; it has "
-            r"30729999.*Delete .* again"
-        ),
-    ):
+    with pytest.raises(DataError, match=r"data_batch_3.bin must.*it has 30729999.*Delete .* again"):
         load(config(tmp_path), seed=0)
     (tmp_path / "data_batch_3.bin").unlink()
     with pytest.raises(DataError, match=r"lacks 'data_batch_3.bin' of CIFAR-10. Delete"):
@@ -248,10 +237,7 @@ def test_a_label_out_of_range_is_named(binary: Path) -> None:
     content = bytearray(path.read_bytes())
     content[3 * 3073] = 10
     path.write_bytes(content)
-    with pytest.raises(
-        DataError,
-        match=r"lie in \[0, 10\); record 3 of .*data_batch_2.bin has 10. The file is damaged",
-    ):
+    with pytest.raises(DataError, match=r"lie in \[0, 10\); record 3.*has 10. The file is damaged"):
         load(config(binary), seed=0)
 
 

@@ -98,18 +98,10 @@ def test_folders_that_are_numbers_are_ordered_as_numbers(tmp_path: Path) -> None
 
 
 def test_copies_that_are_no_cifar_are_refused(copy: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        DataError,
-        match=(
-            r"CIFAR-100 must have 100 class folders .* in train/ at its top; .* has 10: "
-            r"'airplane'"
-        ),
-    ):
+    with pytest.raises(DataError, match=r"CIFAR-100 must have 100.*its top; .* has 10: 'airplane'"):
         load(config(copy, n_classes=100), seed=0)
     (copy / "test" / "truck").rename(copy / "test" / "lorry")
-    with pytest.raises(
-        DataError, match="must have the same class folders; only one has 'lorry', 'truck'"
-    ):
+    with pytest.raises(DataError, match=r"must have the same class.*only one has 'lorry', 'truck'"):
         load(config(copy), seed=0)
     shutil.rmtree(copy / "test" / "lorry")
     with pytest.raises(DataError, match=r"10 class folders with images in test/ .*has 9"):
@@ -117,8 +109,5 @@ def test_copies_that_are_no_cifar_are_refused(copy: Path, tmp_path: Path) -> Non
     with pytest.raises(DataError, match=r"in train/ at its top; .*deep.zip has 0: none"):
         load(config(zipped(tmp_path, tmp_path.parent / "deep.zip")), seed=0)
     (tmp_path / "cifar.tar").touch()
-    with pytest.raises(
-        DataError,
-        match=r"cifar.tar is another file. If it is the official archive, give the folder",
-    ):
+    with pytest.raises(DataError, match=r"cifar.tar is another.*official archive, give the folder"):
         load(config(tmp_path / "cifar.tar"), seed=0)

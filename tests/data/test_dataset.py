@@ -137,14 +137,9 @@ def test_images_of_no_class_are_booleans_and_have_no_truth() -> None:
     marked = replace(data, unlabeled_out=np.array([False, True]))
     assert marked.sha256 == data.sha256, "what training cannot see"
     for wrong in (np.array([True]), np.array([0, 1])):
-        with pytest.raises(
-            DataError,
-            match="unlabeled_out must be booleans, one for each of the 2 unlabelled images",
-        ):
+        with pytest.raises(DataError, match=r"unlabeled_out must.*each of the 2 unlabelled images"):
             replace(data, unlabeled_out=wrong)
-    with pytest.raises(
-        DataError, match="has no true class; unlabeled_truth names one for 1 of those"
-    ):
+    with pytest.raises(DataError, match=r"has no true class; unlabeled_truth.*one for 1 of those"):
         replace(data, unlabeled_out=np.array([True, True]))
 
 

@@ -47,9 +47,7 @@ def test_what_could_write_elsewhere_is_rejected_and_leaves_nothing_behind(
 ) -> None:
     archive = written(tmp_path, gzip.compress(packed(*GOOD, (evil, b""))))
     before = names(tmp_path.parent)
-    with pytest.raises(
-        DataError, match=r"x.tar.gz cannot be unpacked into .*delete it and fetch it again"
-    ):
+    with pytest.raises(DataError, match=r"x.tar.gz cannot be.*into .*delete it and fetch it again"):
         extract(SOURCE, archive, tmp_path / "folder")
     assert names(tmp_path / "folder") == []
     assert names(tmp_path.parent) == before
@@ -87,9 +85,7 @@ def test_a_full_disk_leaves_no_half_unpacked_folder(
 
     with monkeypatch.context() as patch:
         patch.setattr(tarfile.TarFile, "extractall", fill)
-        with pytest.raises(
-            DataError, match=r"cannot be unpacked into .*No space left on device. Make room"
-        ):
+        with pytest.raises(DataError, match=r"cannot be unpacked.*space left on device. Make room"):
             extract(SOURCE, archive, tmp_path)
     assert names(tmp_path) == ["x.tar.gz"]
     assert names(extract(SOURCE, archive, tmp_path)) == ["a.bin", "deep"]

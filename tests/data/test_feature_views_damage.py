@@ -93,10 +93,7 @@ def test_features_that_are_no_numbers_are_refused_and_not_kept(
     tmp_path: Path, value: float
 ) -> None:
     splits = splits_of(noise())
-    with pytest.raises(
-        DataError,
-        match=r"^pixels returns features that are NaN or infinite in 16 bits. Check its weights",
-    ):
+    with pytest.raises(DataError, match=r"^pixels returns.*infinite in 16 bits. Check its weights"):
         compute(tmp_path, splits, lambda images: torch.full((len(images), KEY.width), value))
     assert not shards(tmp_path)
     assert computed(tmp_path, splits) == TRAINED * EACH + JUDGED

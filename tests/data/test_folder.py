@@ -161,31 +161,19 @@ def test_the_hash_does_not_depend_on_where_the_folder_is(root: Path, tmp_path: P
 
 
 def test_what_is_missing_is_named(root: Path) -> None:
-    with pytest.raises(
-        DataError, match="The folder of the images does not exist: looked for /nowhere"
-    ):
+    with pytest.raises(DataError, match=r"The folder of the.*does not exist: looked for /nowhere"):
         load(FolderConfig(root="/nowhere"), seed=0)
-    with pytest.raises(
-        DataError, match=r"The table of labels does not exist: looked for l.csv and .*images/l.csv"
-    ):
+    with pytest.raises(DataError, match=r"The table of labels does not exist:.*and .*images/l.csv"):
         load(FolderConfig(root=str(root), labels="l.csv"), seed=0)
     with pytest.raises(DataError, match="The test part does not exist"):
         load(FolderConfig(root=str(root), test="tset"), seed=0)
     table = write_table(root.parent / "l.csv", {f"cat/{i}.png": "cat" for i in range(12)})
-    with pytest.raises(
-        DataError,
-        match=(
-            r"lists 6 images that are not below .*'cat/6.png', 'cat/7.png', 'cat/8.png' and 3 "
-            r"more"
-        ),
-    ):
+    with pytest.raises(DataError, match=r"lists 6 images.*'cat/7.png', 'cat/8.png' and 3 more"):
         load(FolderConfig(root=str(root), labels=table), seed=0)
 
 
 def test_folders_without_classes_or_images_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        DataError, match=r"has no class folders. Make one sub-folder for each class"
-    ):
+    with pytest.raises(DataError, match=r"has no class folders. Make.*sub-folder for each class"):
         load(FolderConfig(root=str(tmp_path)), seed=0)
     (tmp_path / "ant").mkdir()
     (tmp_path / "bee").mkdir()
@@ -209,21 +197,14 @@ def test_tables_without_any_label_are_refused(root: Path) -> None:
 
 def test_held_out_parts_that_do_not_fit_are_refused(root: Path) -> None:
     test = write_table(root.parent / "t.csv", {"cat/0.png": "cat", "ant/0.png": "wasp"})
-    with pytest.raises(
-        DataError,
-        match="test part has images of 'wasp', which is not a class of the training labels",
-    ):
+    with pytest.raises(DataError, match=r"test part has images of.*a class of the training labels"):
         load(FolderConfig(root=str(root), test=test), seed=0)
     bare = write_table(root.parent / "b.csv", {"cat/0.png": "cat", "ant/0.png": ""})
-    with pytest.raises(
-        DataError, match=r"validation part needs a label; 1 in .* have none: 'ant/0.png'"
-    ):
+    with pytest.raises(DataError, match=r"validation part needs a.*1 in .* have none: 'ant/0.png'"):
         load(FolderConfig(root=str(root), validation=bare), seed=0)
     first = write_table(root.parent / "1.csv", {"cat/0.png": "cat", "cat/1.png": "cat"})
     second = write_table(root.parent / "2.csv", {"cat/1.png": "cat", "cat/2.png": "cat"})
-    with pytest.raises(
-        DataError, match=r"must not share images.*1 are in both, such as .*cat/1.png"
-    ):
+    with pytest.raises(DataError, match=r"must not share images.*1 are.*both, such as .*cat/1.png"):
         load(FolderConfig(root=str(root), validation=first, test=second), seed=0)
 
 

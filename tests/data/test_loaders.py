@@ -181,9 +181,7 @@ def test_an_unreadable_image_stops_the_run_with_its_path(tmp_path: Path, workers
     stream = BatchStream(
         splits, AUGMENT, **SETTINGS | {"views": (), "labeled_batch": 8}, total_steps=2
     )
-    with pytest.raises(
-        DataError, match=r"^The image .*bee/2.png cannot be read.* remove it from the data.$"
-    ):
+    with pytest.raises(DataError, match=r"^The image .*bee/2.png cannot be.*it from the data.$"):
         list(stream.batches(first_step=0, workers=workers))
 
 
@@ -205,10 +203,7 @@ def test_impossible_loaders_are_refused(changes: dict[str, int], message: str) -
 
 
 def test_views_need_unlabelled_images_and_known_names() -> None:
-    with pytest.raises(
-        DataError,
-        match="views weak, strong, strong2 are made of unlabelled images, and there are none",
-    ):
+    with pytest.raises(DataError, match=r"views weak, strong, strong2.*images, and there are none"):
         BatchStream(small_splits(u=0), AUGMENT, **SETTINGS)
     with pytest.raises(ValueError, match="unknown view 'medium'; known: weak, strong, strong2"):
         loader(views=("medium",))

@@ -101,9 +101,7 @@ def test_a_damaged_idx_file_is_named(folder: Path) -> None:
         b"\0\0\x08\xff" + whole[4:],
     ):
         file.write_bytes(content)
-        with pytest.raises(
-            DataError, match="train-labels-idx1-ubyte is not an idx file of bytes, or was cut short"
-        ):
+        with pytest.raises(DataError, match=r"train-labels-idx1-ubyte.*of bytes, or was cut short"):
             load(config, 0)
     file.unlink()
     with pytest.raises(DataError, match="there is no train-labels-idx1-ubyte"):
@@ -125,9 +123,7 @@ def test_arrays_that_are_not_mnist_are_an_error(npz: Path, arrays: dict[str, NDA
         load(config, 0)
     for labels in (arrays["y_train"][:-1], arrays["y_train"] % 9, arrays["y_train"] / 2):
         np.savez(npz, allow_pickle=False, **(arrays | {"y_train": labels}))
-        with pytest.raises(
-            DataError, match="The train labels of MNIST must be one digit for each of 300 images"
-        ):
+        with pytest.raises(DataError, match=r"The train.*must be one digit for each of 300 images"):
             load(config, 0)
     with pytest.raises(DataError, match=r"MNIST is not at .*root="):
         load(replace(config, root="nowhere.npz"), 0)

@@ -56,7 +56,5 @@ def test_a_data_error_also_survives_torchs_own_way_between_processes() -> None:
 
 
 def test_impossible_numbers_are_refused() -> None:
-    with pytest.raises(
-        DataError, match="workers must be 0 or more and prefetch 1 or more; got -1 and 0"
-    ):
+    with pytest.raises(DataError, match=r"workers must be 0.*and prefetch 1 or more; got -1 and 0"):
         InOrder(Squares(), range(3), workers=-1, prefetch=0)

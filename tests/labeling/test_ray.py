@@ -219,9 +219,7 @@ def test_what_a_worker_refuses_arrives_as_it_was_said_and_nothing_is_written(
     settings = replace(
         partitioned(tmp_path / "other"), data=tmp_path / "odd", labels=labels, out=tmp_path / "new"
     )
-    with pytest.raises(
-        DataError, match=r"^All embeddings must be equally long; row 2 of .*1\.parquet has 1 values"
-    ):
+    with pytest.raises(DataError, match=r"^All embeddings must be.*2 of .*1\.parquet has 1 values"):
         label_on_ray(settings)
     assert not (tmp_path / "new").exists()
 
@@ -236,10 +234,7 @@ def test_labels_of_no_row_and_rows_that_are_no_numbers_are_refused(tmp_path: Pat
     x = X.copy()
     x[2650] = float("nan")
     write_partitions(tmp_path / "data", x=x)
-    with pytest.raises(
-        DataError,
-        match=r"they are not in row 51 of .*part-04\.parquet \(id 'row-02650'\).*--skip-bad",
-    ):
+    with pytest.raises(DataError, match=r"they are not in row 51.*\(id 'row-02650'\).*--skip-bad"):
         label_on_ray(settings)
     assert label_on_ray(replace(settings, skip_bad=True))["statuses"]["abstained"] >= 1
 

@@ -83,14 +83,9 @@ def test_a_classifier_on_it_has_logits_features_and_heads(generator: torch.Gener
 
 def test_images_for_an_adapter_and_features_for_a_network_are_refused() -> None:
     adapter, network = Classifier(Adapter(12), n_classes=3), Classifier(SmallCNN(), n_classes=3)
-    with pytest.raises(
-        ValueError, match=r"images must have shape \(M, n_inputs\); got \(2, 3, 8, 8\)"
-    ):
+    with pytest.raises(ValueError, match=r"images must have shape.*n_inputs\); got \(2, 3, 8, 8\)"):
         adapter(torch.zeros(2, 3, 8, 8))
-    with pytest.raises(
-        ValueError,
-        match=r"images must have shape \(M, n_inputs\); got \(12,\). Stack single ones first.",
-    ):
+    with pytest.raises(ValueError, match=r"images must have shape \(M,.*Stack single ones first."):
         adapter(torch.zeros(12))
     with pytest.raises(ValueError, match=r"images must have shape \(M, 3, H, W\); got \(2, 12\)"):
         network(torch.zeros(2, 12))

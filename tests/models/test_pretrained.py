@@ -146,9 +146,7 @@ def test_a_missing_part_is_named_and_nothing_is_loaded(layout: str, name: str) -
     vit = tiny_vit()
     before, weights = {k: v.clone() for k, v in vit.state_dict().items()}, random_weights(vit, 1)
     del weights[name]
-    with pytest.raises(
-        ValueError, match=rf"must be in the given weights; missing: {name}\. Not used"
-    ):
+    with pytest.raises(ValueError, match=rf"must be in.*given weights; missing: {name}\. Not used"):
         load_weights(vit, FILES[layout](weights))
     assert_holds(vit, before)
 
@@ -189,9 +187,7 @@ def test_fc_norm_is_loaded_where_the_backbone_has_one() -> None:
 def test_msn_is_read_from_the_target_and_never_from_the_online_encoder() -> None:
     contents = msn_file(random_weights(tiny_vit(), 1))
     del contents["target_encoder"]
-    with pytest.raises(
-        ValueError, match=r"missing: cls_token, .* Not used from the file: prototypes\."
-    ):
+    with pytest.raises(ValueError, match=r"missing: cls_token, .* Not used from the.*prototypes\."):
         load_weights(tiny_vit(), contents)
 
 
@@ -233,10 +229,7 @@ def test_a_grid_that_is_not_square_is_refused() -> None:
 
 def test_kernels_of_another_patch_are_refused_and_other_shapes_listed() -> None:
     small, vit = tiny_vit(), tiny_vit(patch_size=16, image_size=64)
-    with pytest.raises(
-        ValueError,
-        match=r"backbone's size, 2x2; the given weights has 16x16\. Kernels are not resized",
-    ):
+    with pytest.raises(ValueError, match=r"backbone's size, 2x2;.*16x16\. Kernels are not resized"):
         load_weights(small, random_weights(vit, 1))
     weights = random_weights(small, 1)
     weights["norm.bias"] = torch.zeros(7)
@@ -295,13 +288,7 @@ def test_what_is_no_weight_file_is_refused_by_name(tmp_path: Path) -> None:
     torch.save(torch.ones(3), tmp_path / "tensor.pth")
     with pytest.raises(ValueError, match=r"must hold a dict; .* holds a Tensor"):
         load_weights(tiny_vit(), tmp_path / "tensor.pth")
-    with pytest.raises(
-        ValueError,
-        match=(
-            r"at the top level or at one of 'target_encoder', 'model', 'state_dict'.*but "
-            r"student, teacher"
-        ),
-    ):
+    with pytest.raises(ValueError, match=r"at the top level.*'state_dict'.*but student, teacher"):
         load_weights(tiny_vit(), {"student": {}, "teacher": {}})
 
 
