@@ -90,7 +90,7 @@ def test_nothing_is_replaced_unless_asked(run: Path, tmp_path: Path) -> None:
     refused(
         *command,
         code=1,
-        words="exists. Pass another --out, or --overwrite to replace it.",
+        words="exists. Give another name by --out",
     )
     assert out.read_text() == "mine"
     assert semigpc(*command, "--overwrite").exit_code == 0

@@ -14,7 +14,7 @@ import torch
 from semigpc.addons import ADDONS
 from semigpc.data import Augment
 from semigpc.export import run as export_module
-from semigpc.export.run import ROWS, TOLERANCE, Exported, export_run
+from semigpc.export.run import CHECK_IMAGES, TOLERANCE, Exported, export_run
 from semigpc.gp import ExactGP, Expansion, NoExpansionError
 from semigpc.io.errors import DifferenceError, NotExportableError, RunError, SettingsError
 from semigpc.training import FrozenConfig, train
@@ -98,7 +98,11 @@ def test_the_facts_say_how_to_use_it(frozen: Path, done: Exported) -> None:
     )
     assert facts["gp"]["points"] == len(load_run(frozen).gp.engine)  # type: ignore[union-attr]
     check = facts["check"]
-    assert (check["rows"], check["test_images"], check["random_images"]) == (ROWS, 120, ROWS - 120)
+    assert (check["rows"], check["test_images"], check["random_images"]) == (
+        CHECK_IMAGES,
+        120,
+        CHECK_IMAGES - 120,
+    )
     assert check["largest_difference"] == max(check["of_each_output"].values()) <= TOLERANCE
     assert facts["versions"]["onnxruntime"] == onnxruntime.__version__
     assert facts["notes"] == []
@@ -125,7 +129,7 @@ def test_torch_reads_its_own_format_for_any_number_of_images(frozen: Path, tmp_p
         assert list(said) == ["probabilities"]
         torch.testing.assert_close(said["probabilities"].sum(dim=1), torch.ones(rows))
     assert (done.facts["checkpoint"], done.facts["step"]) == ("last", 14)
-    assert [stage for stage, n in seen if n in (0, ROWS)] == [
+    assert [stage for stage, n in seen if n in (0, CHECK_IMAGES)] == [
         "Loading the run",
         "Writing model.pt2",
         "Checking",
@@ -172,7 +176,7 @@ def test_a_gp_that_has_seen_nothing_is_left_out(
     done = export_run(frozen, kind="torch", out=tmp_path / "model.pt2")
     assert list(done.facts["outputs"]) == ["probabilities"]
     assert done.facts["outputs"]["probabilities"]["head"] == "linear"
-    assert "had seen no labels at step" in done.facts["notes"][0]
+    assert "had no labels at step" in done.facts["notes"][0]
     with pytest.raises(
         SettingsError, match=r"had no labels in its GP at step .*, so it has no GP head"
     ):
@@ -207,7 +211,7 @@ def test_a_file_that_answers_otherwise_is_not_kept(
 
 def test_answers_that_are_no_numbers_are_refused() -> None:
     with pytest.raises(DifferenceError, match="by nan in gp_probabilities"):
-        export_module._insist({"probabilities": 0.5, "gp_probabilities": float("nan")})
+        export_module._check_differences({"probabilities": 0.5, "gp_probabilities": float("nan")})
 
 
 def test_without_its_images_it_is_checked_on_random_ones(
@@ -218,7 +222,7 @@ def test_without_its_images_it_is_checked_on_random_ones(
 
     monkeypatch.setattr(LoadedRun, "part", gone)
     done = export_run(plain, kind="torch", out=tmp_path / "model.pt2")
-    assert done.facts["check"]["random_images"] == ROWS
+    assert done.facts["check"]["random_images"] == CHECK_IMAGES
     note = "Checked on random images alone: the test images could not be loaded (the test images have changed.)."
     assert note in done.facts["notes"]
 
@@ -230,25 +234,25 @@ def test_without_its_images_it_is_checked_on_random_ones(
             "model.pt2",
             "onnx",
             SettingsError,
-            r"must end in \.onnx for this format; got 'model\.pt2'",
+            r"must end in \.onnx for kind=.*; got 'model\.pt2'",
         ),
         (
             "model.onnx",
             "torch",
             SettingsError,
-            r"must end in \.pt2 for this format; got 'model\.onnx'",
+            r"must end in \.pt2 for kind=.*; got 'model\.onnx'",
         ),
         (
             "folder.onnx",
             "onnx",
             SettingsError,
-            r"folder\.onnx is a folder",
+            r"folder\.onnx is a folder. Give the name of a file by out=",
         ),
         (
             "taken.onnx",
             "onnx",
             RunError,
-            r"taken\.onnx exists\. .*overwrite=True",
+            r"taken\.onnx exists. Give another name by out=",
         ),
         ("told.onnx", "onnx", RunError, r"told\.onnx\.json exists"),
     ],

@@ -279,7 +279,7 @@ def test_a_run_is_used_with_the_network_it_was_trained_on_and_no_other(tmp_path:
     train(experiment, tmp_path / "run")
     load_run(tmp_path / "run")
     torch.save(SmallCNN().state_dict(), weights)  # drawn anew
-    with pytest.raises(RunError, match="with other weights than it finds now"):
+    with pytest.raises(RunError, match="with other weights than"):
         load_run(tmp_path / "run")
     with pytest.raises(RunError, match="on features of another network"):
         train(experiment, tmp_path / "run", resume=True)

@@ -185,7 +185,7 @@ def test_the_message_names_the_process_that_ended() -> None:
         "rank 2 was killed by SIGKILL, as the system does when memory runs out."
     )
     assert _loss_message(0, {1: 2}, ECHO).startswith(
-        "rank 1 ended with exit code 2; its own message says why."
+        "rank 1 ended with exit code 2; see its own message."
     )
     assert _loss_message(3, {}, ECHO).startswith(
         "rank 3 lost the connection to another process, which has ended or does not"
@@ -195,7 +195,7 @@ def test_the_message_names_the_process_that_ended() -> None:
 def test_more_processes_than_rows_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     _check_devices(experiment("fixmatch"), 15)
     with pytest.raises(
-        SettingsError, match=r"has no row for each of 16\. Use at most 15, or a larger batch"
+        SettingsError, match=r"has no row for each of 16\. Use at most 15 processes"
     ):
         _check_devices(experiment("fixmatch"), 16)
     assert not has_rank()
@@ -205,7 +205,7 @@ def test_more_processes_than_rows_are_rejected(monkeypatch: pytest.MonkeyPatch) 
     assert has_rank()
     with pytest.raises(SettingsError, match=r"has no row for each of 16\."):
         _check_devices(experiment("fixmatch"), 1)
-    with pytest.raises(SettingsError, match="leave devices="):
+    with pytest.raises(SettingsError, match="devices=1"):
         _check_devices(experiment("fixmatch"), 2)
 
 
@@ -214,6 +214,6 @@ def test_more_processes_than_gpus_are_rejected(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(
         SettingsError,
-        match=r"devices=3 needs as many GPUs, and this machine has 2",
+        match=r"devices=3 needs as many GPUs; this machine has 2\. Use at most 2\.",
     ):
         _check_devices(experiment("fixmatch"), 3)

@@ -115,7 +115,10 @@ class ExportedNetwork(nn.Module):
         return {name: probs[head] for name, head in self.outputs.items()}
 
 
-def bare(network: nn.Module) -> Classifier | EvaluationNetwork | OnFrozen:
+Bare = Classifier | EvaluationNetwork | OnFrozen
+
+
+def bare(network: nn.Module) -> Bare:
     """Return the network of a run without the wrappers of training, on the CPU in float32, whatever
     its training precision.
 
@@ -123,9 +126,7 @@ def bare(network: nn.Module) -> Classifier | EvaluationNetwork | OnFrozen:
     channels last.
     """
     if isinstance(network, OnFrozen):
-        unwrapped: Classifier | EvaluationNetwork | OnFrozen = OnFrozen(
-            network.frozen, bare(network.classifier)
-        )
+        unwrapped: Bare = OnFrozen(network.frozen, bare(network.classifier))
     elif isinstance(network, EvaluationNetwork):
         unwrapped = EvaluationNetwork(bare(network.network), network.own, network.addon)
     else:
@@ -160,7 +161,7 @@ def _other_ways() -> Iterator[None]:
     try:
         yield
     except NotExportableError as error:
-        raise NotExportableError(f"{error} Try kind=torch, or head=linear.") from error
+        raise NotExportableError(f"{error} Try kind=torch or head=linear.") from error
 
 
 def write_onnx(network: ExportedNetwork, size: int, path: Path) -> None:

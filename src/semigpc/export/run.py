@@ -1,19 +1,19 @@
 """Export a run folder to one file, check it against the run, and describe it."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple, TypedDict
 
 import numpy as np
 import torch
 from torch import nn
 
 from semigpc.data import Augment
-from semigpc.export.network import FORMATS, Answer, ExportedNetwork, Format, bare
+from semigpc.export.network import FORMATS, Answer, Bare, ExportedNetwork, bare
 from semigpc.gp import NoExpansionError
 from semigpc.io.atomic import replacing, write_json, writing
 from semigpc.io.errors import (
@@ -34,10 +34,59 @@ from semigpc.training.run_folder import Choice
 
 Kind = Literal["onnx", "torch"]
 Progress = Callable[[str, int, int | None], None]
-ROWS = 1024  # images of a check
+CHECK_IMAGES = 1024  # on which a file is compared with its run
 TOLERANCE = 1e-4  # largest difference of a probability
 SMALL_BATCHES = (1, 7)  # images; sizes at which a traced network may go wrong
 LARGE_BATCH = 256  # images
+
+
+class InputFacts(TypedDict):
+    """The input of an exported file, and how to prepare images for it."""
+
+    name: str
+    shape: list[str | int]
+    dtype: str
+    values: str
+    preparation: str
+
+
+class OutputFacts(TypedDict):
+    """One output of an exported file: probabilities by a head, with its temperature."""
+
+    head: Head
+    temperature: float
+    shape: list[str | int]
+    dtype: str
+
+
+class CheckFacts(TypedDict):
+    """How far the file's probabilities are from those of the run, and on how many images."""
+
+    rows: int
+    test_images: int
+    random_images: int
+    largest_difference: float
+    of_each_output: dict[str, float]
+    tolerance: float
+
+
+class ExportFacts(TypedDict):
+    """The JSON file beside an exported one: what its user must know, and what its check showed."""
+
+    file: str
+    format: Kind
+    run: str
+    checkpoint: Choice
+    step: int
+    class_names: list[str]
+    input: InputFacts
+    image_size: int
+    normalised_inside_by: dict[str, list[float]]
+    outputs: dict[str, OutputFacts]
+    gp: dict[str, str | int] | None
+    check: CheckFacts
+    notes: list[str]
+    versions: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -45,7 +94,7 @@ class Exported:
     """The file that was written, and the ``facts`` in the JSON file beside it."""
 
     path: Path
-    facts: dict[str, Any]
+    facts: ExportFacts
 
 
 def export_run(
@@ -60,9 +109,9 @@ def export_run(
 ) -> Exported:
     """Write a run as one file that needs no semigpc, check it, and describe it in FILE.json.
 
-    The file appears under its name once its probabilities for ROWS images are those of the run, to
-    TOLERANCE. Its input is RGB images in [0, 1] of the right size; the network, a frozen one below
-    it, and the GP are inside. The GP has the buffer of the checkpoint, as in ``semigpc predict``.
+    The file appears under its name once its probabilities for CHECK_IMAGES images are those of the
+    run, to TOLERANCE. Its input is RGB images in [0, 1] of the right size; the network, a frozen one
+    below it, and the GP are inside. The GP has the buffer of the checkpoint, as in ``semigpc predict``.
 
     Args:
         folder: of the run.
@@ -74,31 +123,17 @@ def export_run(
         overwrite: replace an existing file.
         progress: called with the stage, how much of it is done and of how much.
     """
-    form, report = FORMATS[kind], progress or (lambda *_: None)
+    form = FORMATS[kind]
+    report = progress or (lambda *_: None)
     form.require()
     path = out or folder / "export" / f"model{form.suffix}"
-    _check_free(path, form, overwrite=overwrite)
+    _check_free(path, kind, overwrite=overwrite)
     report("Loading the run", 0, None)
     run = load_run(folder, checkpoint)
-    network, gp = bare(run.network), None if run.gp is None else run.gp.cpu()
-    chosen = run.heads(head)
-    feature = "backbone" if gp is None else gp.config.feature
-    try:
-        kernel = gp.head() if gp is not None and "gp" in chosen else None
-    except NoExpansionError as error:
-        raise NotExportableError(
-            f"the GP of {run.folder.path} cannot be exported: {error} Or use head=linear, the linear "
-            "classifier alone."
-        ) from error
-    augment = run.experiment.augment
-    exported = ExportedNetwork(
-        network,
-        kernel,
-        gp_feature=feature,
-        augment=augment,
-        outputs_of=chosen,
-        temperatures=run.temperatures,
-    ).eval()
+    if run.gp is not None:
+        run.gp.cpu()
+    network = bare(run.network)
+    exported = _exported_network(run, network, run.heads(head))
     images = _check_images(run)
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -109,7 +144,7 @@ def export_run(
         largest = differences(
             form.open(draft),
             network,
-            gp,
+            run.gp,
             augment=Augment(run.experiment.augment),
             outputs=exported.outputs,
             temperatures=run.temperatures,
@@ -117,27 +152,48 @@ def export_run(
             largest_batch=min(LARGE_BATCH, run.experiment.train.eval_batch),
             progress=lambda done, total: report("Checking", done, total),
         )
-        _insist(largest)
-        facts = {"file": path.name, "format": kind} | _facts(run, exported, images, largest)
+        _check_differences(largest)
+        facts = _facts(run, exported, images, largest, path.name, kind)
         write_json(_beside(draft), facts)
-        for file in sorted(
-            Path(drafts).iterdir(), key=lambda file: file == draft
-        ):  # the model last
+        for file in sorted(Path(drafts).iterdir(), key=lambda file: file == draft):  # model last
             with replacing(path.parent / file.name) as place:
                 file.replace(place)
     return Exported(path, facts)
 
 
-def _check_free(path: Path, form: Format, *, overwrite: bool) -> None:
-    if path.suffix != form.suffix:
+def _check_free(path: Path, kind: Kind, *, overwrite: bool) -> None:
+    suffix = FORMATS[kind].suffix
+    if path.suffix != suffix:
         raise SettingsError(
-            f"the name of the file must end in {form.suffix} for this format; got {path.name!r}."
+            f"the name of the file must end in {suffix} for kind={kind}; got {path.name!r}."
         )
     for file in (path, _beside(path)):
         if file.is_dir():
-            raise SettingsError(f"{file} is a folder. Pass the name of a file as out=...")
+            raise SettingsError(f"{file} is a folder. Give the name of a file by out=...")
         if file.exists() and not overwrite:
-            raise RunError(f"{file} exists. Pass another out=..., or overwrite=True to replace it.")
+            raise RunError(
+                f"{file} exists. Give another name by out=..., or replace it by overwrite=True."
+            )
+
+
+def _exported_network(run: LoadedRun, network: Bare, heads: Sequence[Head]) -> ExportedNetwork:
+    """Return the network with the GP of a run, as one function from images to probabilities."""
+    gp = run.gp
+    try:
+        kernel = gp.head() if gp is not None and "gp" in heads else None
+    except NoExpansionError as error:
+        raise NotExportableError(
+            f"the GP of {run.folder.path} cannot be exported: {error} Or use head=linear, the "
+            "linear classifier alone."
+        ) from error
+    return ExportedNetwork(
+        network,
+        kernel,
+        gp_feature="backbone" if gp is None else gp.config.feature,
+        augment=run.experiment.augment,
+        outputs_of=heads,
+        temperatures=run.temperatures,
+    ).eval()
 
 
 def _beside(path: Path) -> Path:
@@ -149,8 +205,7 @@ def _beside(path: Path) -> Path:
 
 
 class CheckImages(NamedTuple):
-    """Images for the check, ``pixels`` (ROWS, s, s, 3) bytes: ``own`` test images of the run, and
-    then random ones.
+    """Images for the check, ``pixels`` (n, s, s, 3) bytes: ``own`` of the run, then random ones.
 
     ``note`` is the reason if there are none of its own.
     """
@@ -161,16 +216,19 @@ class CheckImages(NamedTuple):
 
 
 def _check_images(run: LoadedRun) -> CheckImages:
-    """Return up to ROWS test images of the run, at even distances, since such sets are often
-    sorted; they may be missing.
+    """Return test images of the run at even distances, since such sets are often sorted.
+
+    Where they are too few or missing, random images take their place.
     """
-    augment, size = Augment(run.experiment.augment), run.experiment.augment.image_size
-    pixels = np.random.default_rng(0).integers(0, 256, (ROWS, size, size, 3), dtype=np.uint8)
+    augment = Augment(run.experiment.augment)
+    size = run.experiment.augment.image_size
+    shape = (CHECK_IMAGES, size, size, 3)
+    pixels = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
     if not run.has("test"):
         return CheckImages(pixels, 0, "the run had no test images")
     try:
         _, images = replace(run, gp=None).part("test")  # without a GP, which would be filled anew
-        own = min(ROWS, len(images))
+        own = min(CHECK_IMAGES, len(images))
         for row in range(own):
             pixels[row] = augment.evaluation_pixels(images[row * len(images) // own])
     except (RunError, DataError, OSError) as error:
@@ -229,15 +287,14 @@ def differences(
     return largest
 
 
-def _insist(largest: dict[str, float]) -> None:
+def _check_differences(largest: dict[str, float]) -> None:
     """Raise if the largest difference of an output is above the tolerance, or NaN."""
     worst = max(largest, key=lambda name: math.inf if math.isnan(largest[name]) else largest[name])
     if not largest[worst] <= TOLERANCE:
         raise DifferenceError(
-            f"the exported file differs from the run by {largest[worst]:.2g} in {worst}, and "
-            f"{TOLERANCE:g} is allowed; it was removed. Try the other kind=..., or head=linear; if "
-            "only the GP differs and its engine is matrix_free, train with "
-            "refiner.engine.dtype=float64."
+            f"the file differs from the run by {largest[worst]:.2g} in {worst}, and {TOLERANCE:g} "
+            "is allowed; it was removed. Try the other kind=..., or head=linear; if only the GP "
+            "differs and its engine is matrix_free, train with refiner.engine.dtype=float64."
         )
 
 
@@ -245,15 +302,29 @@ def _insist(largest: dict[str, float]) -> None:
 
 
 def _facts(
-    run: LoadedRun, exported: ExportedNetwork, images: CheckImages, largest: dict[str, float]
-) -> dict[str, Any]:
-    """Return what a user of the file must know and what its check showed, for JSON."""
-    augment, gp, size = run.experiment.augment, exported.gp, run.experiment.augment.image_size
+    run: LoadedRun,
+    exported: ExportedNetwork,
+    images: CheckImages,
+    largest: dict[str, float],
+    file: str,
+    kind: Kind,
+) -> ExportFacts:
+    augment = run.experiment.augment
+    gp = exported.gp
+    size = augment.image_size
     preparation = f"resize to {size} x {size} pixels, bilinear"
     if augment.style != "pad":
         large = math.floor(size / augment.crop_ratio)
-        preparation = f"resize the shorter side to {large} pixels, bilinear; cut {size} x {size} out of the middle"
+        preparation = (
+            f"resize the shorter side to {large} pixels, bilinear; cut {size} x {size} out of the "
+            "middle"
+        )
+    kernel: dict[str, str | int] | None = None
+    if gp is not None:
+        kernel = {"kernel": repr(gp.kernel), "points": len(gp.points), "dtype": "float64"}
     return {
+        "file": file,
+        "format": kind,
         "run": str(run.folder.path),
         "checkpoint": run.checkpoint,
         "step": run.step,
@@ -276,9 +347,7 @@ def _facts(
             }
             for name, head in exported.outputs.items()
         },
-        "gp": None
-        if gp is None
-        else {"kernel": repr(gp.kernel), "points": len(gp.points), "dtype": "float64"},
+        "gp": kernel,
         "check": {
             "rows": len(images.pixels),
             "test_images": images.own,
@@ -296,13 +365,14 @@ def _notes(run: LoadedRun, exported: ExportedNetwork, images: CheckImages) -> li
     notes = []
     if run.gp is not None and not len(run.gp.engine) and exported.gp is None:
         notes.append(
-            f"The GP had seen no labels at step {run.step}, so the linear classifier is alone inside."
+            f"The GP had no labels at step {run.step}, so the file has the linear classifier only."
         )
     if images.note:
         notes.append(f"Checked on random images alone: {images.note}.")
     precision = run.experiment.train.precision
     if precision != "32-true":
         notes.append(
-            f"Computes in float32, and is compared with the run in float32; it trained with {precision}."
+            "Computes in float32 and is compared with the run in float32, which was trained in "
+            f"{precision}."
         )
     return notes

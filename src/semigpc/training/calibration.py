@@ -105,9 +105,10 @@ def from_halves(
     is that on images with balanced classes::
 
         agreement  =  mean over classes c of P(head = c | half = c)
-        e          =  1 - (agreement + mean confidence of the linear head) / 2      1 - agreement without a linear head
+        e          =  1 - (agreement + mean confidence of the linear head) / 2
         accuracy   =  (1 - e) (1 - e^2)
 
+    Without a linear head e = 1 - agreement.
     T is chosen such that the mean confidence, weighted likewise, equals the accuracy, but never
     below 1. Half of a few labels knows less than all of them, so agreement can be too low; a
     network's confidence tends to be too high. On easy images nearly all errors are seen in e; on

@@ -220,7 +220,7 @@ def finished_run(path: Path, cell: Cell, seed: int) -> RunSummary | None:
     if changed := folder.changed(replace(cell.experiment, seed=seed)):
         raise RunError(
             f"{folder.path} holds a run with other settings, by {folder.config.name}: {changed}. "
-            "Set out to another folder, or delete that one."
+            "Compare into another folder, out=..., or delete that one."
         )
     summary = folder.read_summary()
     if summary["status"] != "finished":

@@ -1,6 +1,4 @@
-"""Use a finished run: its network and its GP, on its own test images or on others, with labels or
-without.
-"""
+"""Use a run: its network and its GP, on its own test images or on others, labelled or not."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -35,7 +33,7 @@ from semigpc.refiners import GaussianProcessRefiner
 from semigpc.training.evaluate import Predictions, judged_head, predict, refilled
 from semigpc.training.experiment import Experiment, settings_of
 from semigpc.training.metrics import Head, Part
-from semigpc.training.run_folder import Choice, RunFolder, SplitFacts
+from semigpc.training.run_folder import Choice, LogState, RunFolder, SplitFacts
 from semigpc.training.state import DataCache, assemble, build_fabric, products_in
 
 HeadChoice = Literal["auto", "linear", "gp"]
@@ -76,9 +74,7 @@ class LoadedRun:
     def predict(
         self, images: ImageSet, *, on_batch: Callable[[int], None] | None = None
     ) -> Predictions:
-        """Return calibrated probabilities of M images by each head; ``on_batch`` receives how many
-        images were just done.
-        """
+        """Return calibrated probabilities by each head; ``on_batch`` receives a batch's size."""
 
         def batches(loader: EvaluationLoader) -> Iterator[EvaluationBatch]:
             for batch in loader.batches(images):
@@ -95,16 +91,12 @@ class LoadedRun:
             return predict(self.network, self.gp, batches(loader)).calibrated(self.temperatures)
 
     def heads(self, choice: HeadChoice) -> tuple[Head, ...]:
-        """Return the heads to use: all that can predict, the judged one first, for ``auto``; else
-        the one that was chosen.
-        """
+        """Return the chosen head; for ``auto`` all that can predict, the judged one first."""
         trained = self.gp is not None and len(self.gp.engine) > 0
         if choice == "gp" and not trained:
-            why = (
-                "was trained without a GP"
-                if self.gp is None
-                else f"had no labels in its GP at step {self.step}"
-            )
+            why = f"had no labels in its GP at step {self.step}"
+            if self.gp is None:
+                why = "was trained without a GP"
             raise SettingsError(f"{self.folder.path} {why}, so it has no GP head. Use head=auto.")
         if choice != "auto":
             return (choice,)
@@ -127,34 +119,30 @@ class LoadedRun:
         return self.split["test_counts"] if name == "test" else self.split["validation_counts"]
 
     def part(self, name: Part) -> "tuple[LoadedRun, ImageSet]":
-        """Return test or validation images of the run's own data, and the run as it was evaluated
-        on them.
+        """Return test or validation images of the run, and the run as it was evaluated on them.
 
-        The data are read again and must still be what they were, as far as this part is concerned.
+        The data are read again and must not have changed, as far as this part is concerned.
         """
         try:
             splits = DataCache().splits(self.experiment.data, self.experiment.seed)
         except DataError as error:
-            raise DataError(
-                f"{error} The data are those that {self.folder.config} names."
-            ) from error
+            message = f"{error} The data are those that {self.folder.config} names."
+            raise DataError(message) from error
         images = splits.test if name == "test" else splits.validation
         if images is None:
             raise RunError(
-                f"{self.folder.path} has no {name} images. Pass some with data=..., or another part."
+                f"{self.folder.path} has no {name} images. Give some by data=..., or use another "
+                "part=..."
             )
         before = self.folder.split_names(name)
-        now = np.bincount(images.labels, minlength=splits.n_classes).tolist()
-        if (
-            splits.class_names != self.class_names
-            or list(images.names) != before
-            or now != self._counts(name)
-        ):
+        counts = np.bincount(images.labels, minlength=splits.n_classes).tolist()
+        same_images = list(images.names) == before and counts == self._counts(name)
+        if splits.class_names != self.class_names or not same_images:
             raise RunError(
                 f"the {name} images or their classes have changed since {self.folder.path} was "
                 f"trained: {len(self.class_names)} classes and {len(before)} images then, "
-                f"{splits.n_classes} and {len(images)} now. Restore them, or pass images to "
-                "evaluate on with data=..."
+                f"{splits.n_classes} and {len(images)} now. Put them back as they were, or give "
+                "images to evaluate on by data=..."
             )
         if self.gp is None or not self.gp.config.rebuilt_for_evaluation:
             return self, images
@@ -173,49 +161,52 @@ def load_run(path: Path, choice: Choice | None = None) -> LoadedRun:
     folder = RunFolder(path)
     experiment = folder.experiment()
     split = folder.read_split()
-    choice = choice or ("best" if folder.best.exists() else "last")
-    file = folder.best if choice == "best" else folder.last
-    if not file.exists():
-        why = "it had no validation images" if folder.last.exists() else "it was stopped too early"
-        raise RunError(
-            f"{path} has no {choice} checkpoint: {why}. Choose another, or resume training."
-        )
+    choice = _chosen(folder, choice)
     saved = folder.checkpoint(choice, experiment, split)
-    original, counts = np.array(split["labeled_counts"]), np.array(saved.state["labeled_counts"])
     fabric = build_fabric(experiment)
-    width = (
-        None
-        if experiment.frozen is None
-        else saved.part("model")["backbone.hidden.weight"].shape[1]
-    )
+    width = None
+    if experiment.frozen is not None:
+        width = saved.part("model")["backbone.hidden.weight"].shape[1]
+    # Every weight comes from the checkpoint.
+    untrained = replace(experiment, model=replace(experiment.model, pretrained=None))
     with torch.random.fork_rng():
         trainer = assemble(
-            replace(
-                experiment, model=replace(experiment.model, pretrained=None)
-            ),  # every weight comes from the checkpoint
-            counts,
+            untrained,
+            np.array(saved.state["labeled_counts"]),
             fabric,
             n_unlabeled=split["unlabeled"],
-            original_counts=original,
+            original_counts=np.array(split["labeled_counts"]),
             cached_width=width,
         )
     trainer.restore_networks(saved)
     network = trainer.evaluated
     if experiment.frozen is not None:
         network = OnFrozen(_same_backbone(folder, experiment, fabric.device), network)
+    log: LogState = saved.state["journal"]
+    head = log.get("head") or judged_head(trainer.gp, addon_answers=trainer.addon.answers)
     return LoadedRun(
-        folder,
-        experiment,
-        split,
-        network.eval(),
-        trainer.gp,
-        saved.state["journal"].get("head")
-        or judged_head(trainer.gp, addon_answers=trainer.addon.answers),
-        saved.state["journal"].get("temperatures", {}),
-        Augment(experiment.augment),
-        trainer.fabric.device,
-        choice,
-        saved.state["step"],
+        folder=folder,
+        experiment=experiment,
+        split=split,
+        network=network.eval(),
+        gp=trainer.gp,
+        head=head,
+        temperatures=log.get("temperatures", {}),
+        source=Augment(experiment.augment),
+        device=trainer.fabric.device,
+        checkpoint=choice,
+        step=saved.state["step"],
+    )
+
+
+def _chosen(folder: RunFolder, choice: Choice | None) -> Choice:
+    """Return the checkpoint that a run stands for: the best on validation, else the last."""
+    choice = choice or ("best" if folder.best.exists() else "last")
+    if (folder.best if choice == "best" else folder.last).exists():
+        return choice
+    why = "it had no validation images" if folder.last.exists() else "it was stopped too early"
+    raise RunError(
+        f"{folder.path} has no {choice} checkpoint: {why}. Choose another, or resume the run."
     )
 
 
@@ -225,8 +216,9 @@ def _same_backbone(folder: RunFolder, experiment: Experiment, device: torch.devi
         backbone = frozen_backbone(experiment.model, device)
     if weights_hash(backbone.state_dict()) != folder.feature_origin().get("weights"):
         raise RunError(
-            f"{folder.path} was trained on features of {experiment.model.name} with other weights than it finds now "
-            f"(model.pretrained is {experiment.model.pretrained!r}). Put those back; on others its answers mean nothing."
+            f"{folder.path} was trained on features of {experiment.model.name} with other weights "
+            f"than those found now (model.pretrained is {experiment.model.pretrained!r}). Put "
+            "those back: with others its predictions mean nothing."
         )
     return backbone
 
@@ -251,18 +243,17 @@ def images_to_evaluate(
         follow_links: use links that lead out of the folder.
     """
     path = existing(data, "The data to evaluate on")
-    images = (
-        _from_arrays(run, path, labels)
-        if path.suffix == ".npz"
-        else _from_files(run, path, labels, follow_links)
-    )
+    if path.suffix == ".npz":
+        images = _from_arrays(run, path, labels)
+    else:
+        images = _from_files(run, path, labels, follow_links)
     occurring = set(images.labels.tolist())
     absent = [name for c, name in enumerate(run.class_names) if c not in occurring]
     if absent and not partial:
         raise DataError(
             f"the run has {len(run.class_names)} classes, and {data} has images of "
-            f"{len(occurring)}: none of {listed(absent)}. Add some, or pass partial=True to evaluate "
-            "on the other classes."
+            f"{len(occurring)}: none of {listed(absent)}. Add some, or use partial=True to "
+            "evaluate on the classes that are there."
         )
     return images
 
@@ -270,12 +261,12 @@ def images_to_evaluate(
 def images_at(
     paths: Sequence[Path], *, follow_links: bool = False, skipped: list[Bad] | None = None
 ) -> ImageSet:
-    """Return files, and every image below folders, without labels; each once, in this order. Or
-    those of one .npz file.
+    """Return images without labels: files, all below folders, or those of one .npz file.
+
+    Each is listed once.
 
     Args:
-        paths: of files and folders, or of one .npz file as :func:`semigpc.data.arrays.load` takes
-            it.
+        paths: of files and folders, or of one .npz file as for :func:`semigpc.data.arrays.load`.
         follow_links: use links that lead out of a folder.
         skipped: filled with what cannot be used in folders, each with the reason, instead of an
             error.
@@ -310,11 +301,9 @@ def _unlabeled_arrays(path: Path) -> ImageSet:
     name, images = "x_unlabeled", arrays.get("x_unlabeled")
     rows = np.arange(0 if images is None else len(images))
     if not len(rows) and {"x_labeled", "y_labeled"} <= arrays.keys():
-        name, images, rows = (
-            "x_labeled",
-            arrays["x_labeled"],
-            np.flatnonzero(arrays["y_labeled"] == -1),
-        )
+        name = "x_labeled"
+        images = arrays[name]
+        rows = np.flatnonzero(arrays["y_labeled"] == -1)
     if images is None or not len(rows):
         raise DataError(f"{path} has no unlabelled images, in x_unlabeled or with -1 in y_labeled.")
     return ImageSet(
@@ -346,21 +335,19 @@ def _from_files(run: LoadedRun, path: Path, labels: Path | None, follow_links: b
 
 def _from_arrays(run: LoadedRun, path: Path, labels: Path | None) -> ImageSet:
     if labels is not None:
-        raise DataError(f"{path} contains its own labels, y_test; leave labels=... out.")
+        raise DataError(f"{path} contains its labels, y_test; leave out the parameter labels.")
     arrays = read_npz(path, ("x_test", "y_test"))
     if len(arrays) < 2:
-        raise DataError(
-            f"{path} must hold x_test and y_test to evaluate on; it has {listed(list(arrays)) or 'neither'}."
-        )
+        present = listed(list(arrays)) or "neither"
+        raise DataError(f"{path} must contain x_test and y_test to evaluate on; it has {present}.")
     x, y = arrays["x_test"], arrays["y_test"]
     if y.ndim != 1 or y.dtype.kind not in "iu" or len(x) != len(y) or not len(y) or y.min() < 0:
         raise DataError(
-            f"y_test must hold one class, 0 or more, for each of the {len(x)} images; got {y.dtype} {y.shape}."
+            f"y_test must contain one class, 0 or more, for each of the {len(x)} images; got "
+            f"{y.dtype} {y.shape}."
         )
     names = [str(c) for c in y.tolist()]
-    if isinstance(
-        run.experiment.data, ArraysConfig
-    ):  # classes are numbers there, whatever they are called
+    if isinstance(run.experiment.data, ArraysConfig):  # classes are numbers there
         names = [run.class_names[c] if c < len(run.class_names) else str(c) for c in y.tolist()]
     return ImageSet(ArrayImages(x), _numbers(run, names), [f"x_test/{i}" for i in range(len(x))])
 
@@ -370,7 +357,7 @@ def _numbers(run: LoadedRun, names: Sequence[str]) -> NDArray[np.int64]:
     unknown = sorted(set(names) - set(known))
     if unknown:
         raise DataError(
-            f"the data have images of {listed(unknown)}, which the run does not know; it was trained on "
+            f"the data have images of {listed(unknown)}, and the run was trained on "
             f"{listed(run.class_names)}. Rename the class, leave it out, or train with it."
         )
     return np.array([known[name] for name in names], dtype=np.int64)

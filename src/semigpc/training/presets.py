@@ -361,14 +361,14 @@ def _arrays(path: Path, options: TrainOptions) -> ArraysConfig:
         raise DataError(f"data must be a folder of images or an .npz file of arrays; got {path}.")
     if options.labels is not None or options.test is not None:
         raise SettingsError(
-            "labels and test do not apply to an .npz file, which contains them as y_labeled, "
+            "labels=... and test=... do not apply to an .npz file, which has y_labeled, "
             "x_test and y_test. Leave them out."
         )
     number = 0.0 if options.validation is None else _number(options.validation)
     if number is None:
         raise SettingsError(
-            "validation must be a fraction of the labels, such as 0.2, for arrays; got "
-            f"{options.validation!r}."
+            f"validation={options.validation!r} must be a fraction of the labels for arrays, such "
+            "as 0.2."
         )
     return ArraysConfig(path=str(path.resolve()), validation=number)
 
@@ -420,16 +420,16 @@ def experiments_on(
     path = _existing(data)
     if options.ratio is not None:
         raise SettingsError(
-            "ratio sets the long tail of a recipe and does not apply to your own data. Leave it "
-            "out."
+            "ratio=... sets the long tail of a recipe and does not apply to your own data. Leave "
+            "it out."
         )
     config = _folder(path, options) if path.is_dir() else _arrays(path, options)
     own = _list_own_data(config, options, cache or DataCache())
     if must_evaluate and not own.can_evaluate:
         raise DataError(
             f"there are no images to compare methods by: {data} has no test images, and some "
-            "class has too few labels to hold one out. Set test to labelled images, or validation "
-            "to a fraction of the labels."
+            "class has too few labels to hold one out. Give labelled images by test=..., or a "
+            "fraction of the labels by validation=..."
         )
 
     def make(algorithm: str, addon: str, refiner: str) -> Experiment:
@@ -451,10 +451,11 @@ def _existing(data: str) -> Path:
 
 
 def _from_recipe(name: str, options: TrainOptions) -> MakeExperiment:
-    if options.for_own_data():
+    own = ", ".join(f"{option}=..." for option in options.for_own_data())
+    if own:
         raise SettingsError(
-            f"{', '.join(options.for_own_data())} apply to your own data, and {name!r} is a recipe "
-            "with its own. Change a recipe by its settings, such as model.name=wrn_28_2, or write "
+            f"{own} apply to your own data, and {name!r} is a recipe with its own. Change "
+            "a recipe by its settings, such as model.name=wrn_28_2, or write "
             f"./{name} if you mean a folder of that name."
         )
     ratio = {} if options.ratio is None else {"imbalance_ratio": options.ratio}

@@ -1,7 +1,6 @@
-"""Several processes that train together: starting and joining them, sharing each batch, and
-stopping on Ctrl-C.
+"""Several processes that train together: start and join them, share each batch, stop on Ctrl-C.
 
-Lightning Fabric starts and watches the processes of ``--devices N`` on one machine; torchrun, or a
+Lightning Fabric starts and watches the processes of one machine; torchrun, or a
 batch system that sets the same variables, starts those of any number of machines. Every process
 runs the same command and takes its share of each batch.
 """
@@ -119,7 +118,8 @@ def join(experiment: Experiment, devices: int = 1) -> Fabric:
     """
     for name in ("rank_zero", "distributed"):  # which announce every process
         logging.getLogger(f"lightning_fabric.utilities.{name}").setLevel(logging.WARNING)
-    cuda, external = torch.cuda.is_available(), "RANK" in os.environ
+    cuda = torch.cuda.is_available()
+    external = "RANK" in os.environ
     if external:
         devices = torch.cuda.device_count() if cuda else 1
     environment = _ExternalEnvironment() if external else LightningEnvironment()
@@ -152,9 +152,8 @@ class _SharedBatchStrategy(DDPStrategy):
     @property
     def root_device(self) -> torch.device:
         assert self.parallel_devices is not None
-        return self.parallel_devices[
-            self.local_rank % len(self.parallel_devices)
-        ]  # a process may see only its own GPU
+        # A process may see only its own GPU.
+        return self.parallel_devices[self.local_rank % len(self.parallel_devices)]
 
     def setup_module(self, module: nn.Module) -> nn.Module:  # type: ignore[override]
         return module
@@ -163,24 +162,24 @@ class _SharedBatchStrategy(DDPStrategy):
 def _check_devices(experiment: Experiment, devices: int) -> None:
     if "RANK" in os.environ and devices > 1:
         raise SettingsError(
-            "torchrun or the batch system has started the processes: leave devices=... out."
+            "torchrun or the batch system has started the processes: use devices=1."
         )
     if torch.cuda.is_available() and devices > torch.cuda.device_count():
         gpus = torch.cuda.device_count()
-        raise SettingsError(f"devices={devices} needs as many GPUs, and this machine has {gpus}.")
+        raise SettingsError(
+            f"devices={devices} needs as many GPUs; this machine has {gpus}. Use at most {gpus}."
+        )
     processes = int(os.environ["WORLD_SIZE"]) if has_rank() else devices
     rows = experiment.train.labeled_batch
     if rows < processes:
         raise SettingsError(
-            f"train.labeled_batch={rows} is shared by all processes and has no row for each of {processes}. "
-            f"Use at most {rows}, or a larger batch."
+            f"train.labeled_batch={rows} is shared by all processes and has no row for each of "
+            f"{processes}. Use at most {rows} processes, or a larger batch."
         )
 
 
 def _end_other_processes(fabric: Fabric) -> dict[int, int]:
-    """End the processes that Fabric started here; return the exit codes, by rank, of those that
-    ended by themselves.
-    """
+    """End the processes that Fabric started here; return exit codes of those that had ended."""
     launched: list[subprocess.Popen[bytes]] = getattr(fabric.strategy.launcher, "procs", [])
     processes = dict(enumerate(launched, start=1))
     launched.clear()  # Fabric's observer thread looks at this list, and would kill this process too
@@ -203,27 +202,25 @@ def _is_lost_connection(error: BaseException) -> bool:
 def _loss_message(rank: int, codes: Mapping[int, int], error: BaseException) -> str:
     other = next((number for number, code in codes.items() if code), None)
     if other is None:
-        cause = f"rank {rank} lost the connection to another process, which has ended or does not respond ({error})"
-    elif codes[other] < 0:
-        cause = f"rank {other} was killed by {signal.Signals(-codes[other]).name}"
-        cause += (
-            ", as the system does when memory runs out" if -codes[other] == signal.SIGKILL else ""
+        cause = (
+            f"rank {rank} lost the connection to another process, which has ended or does not "
+            f"respond ({error})"
         )
+    elif codes[other] < 0:
+        killed_by = signal.Signals(-codes[other])
+        cause = f"rank {other} was killed by {killed_by.name}"
+        if killed_by == signal.SIGKILL:
+            cause += ", as the system does when memory runs out"
     else:
-        cause = f"rank {other} ended with exit code {codes[other]}; its own message says why"
-    return (
-        f"{cause}. All processes were ended. What was saved before is intact; resume=True continues "
-        "from there."
-    )
+        cause = f"rank {other} ended with exit code {codes[other]}; see its own message"
+    return f"{cause}. All processes were ended. What was saved is intact: go on with resume=True."
 
 
 # Agreement ----------------------------------------------------------------------------------------
 
 
 def check_same_everywhere(experiment: Experiment, splits: Splits, fabric: Fabric) -> None:
-    """Raise an error, in all processes alike, if settings, data or versions differ; it names the
-    first that do.
-    """
+    """Raise an error, in all processes alike, if settings, data or versions differ."""
     ours = flattened(experiment.to_plain()) | {"hash of the split": splits.sha256[:12]}
     ours |= {
         f"version of {name}": version
@@ -233,18 +230,14 @@ def check_same_everywhere(experiment: Experiment, splits: Splits, fabric: Fabric
     everyone: list[dict[str, Any]] = [{} for _ in range(fabric.world_size)]
     dist.all_gather_object(everyone, ours)
     for rank, theirs in enumerate(everyone):
-        keys = [
-            key
-            for key in sorted({*everyone[0], *theirs})
-            if everyone[0].get(key) != theirs.get(key)
-        ]
+        first = everyone[0]
+        keys = [key for key in sorted({*first, *theirs}) if first.get(key) != theirs.get(key)]
         if keys:
-            shown = "; ".join(
-                f"{key} is {theirs.get(key)!r}, not {everyone[0].get(key)!r}" for key in keys[:4]
-            )
+            named = [f"{key} is {theirs.get(key)!r}, not {first.get(key)!r}" for key in keys[:4]]
+            more = " and more" if len(keys) > 4 else ""
             raise ProcessesError(
-                f"rank {rank} was started differently from rank 0: {shown}{' and more' if len(keys) > 4 else ''}. "
-                "Use the same command, data and installation on all machines."
+                f"rank {rank} was started differently from rank 0: {'; '.join(named)}{more}. Use "
+                "the same command, data and installation on all machines."
             )
 
 
@@ -359,7 +352,7 @@ def synchronize_batch_norm(model: nn.Module, device: torch.device) -> None:
     if device.type != "cuda":
         raise SettingsError(
             "this network has batch normalisation, which several processes can share on GPUs only. "
-            "On a CPU train in one process, which uses all cores; or use features=cached, or a "
+            "On a CPU train in one process, which uses all cores; or set features=cached, or use a "
             "network without batch normalisation, such as model.name=vit_tiny_patch2_32."
         )
     convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]

@@ -170,7 +170,7 @@ class LogState(TypedDict):
 
 @with_config(RELAXED)
 class RunState(TypedDict):
-    """What a checkpoint stores besides tensors; ``experiment`` and ``split`` are those trained on."""
+    """What a checkpoint stores besides tensors, with the experiment and split trained on."""
 
     step: Count
     generation: Count
@@ -234,8 +234,8 @@ class RunFolder:
         """Raise a :class:`RunError` if the folder holds a run: nothing is ever overwritten."""
         if self.config.exists():
             raise RunError(
-                f"{self.path} already holds a run, and nothing is overwritten. Continue it with "
-                "resume, or choose another folder."
+                f"{self.path} already holds a run, and nothing is overwritten. Go on with it "
+                "by resume=True, or choose another folder."
             )
 
     def start(self, experiment: Experiment, splits: Splits) -> None:
@@ -288,7 +288,7 @@ class RunFolder:
         return f"{changes} and more" if len(keys) > MOST_CHANGES else changes
 
     def check_features(self, origin: Mapping[str, Any]) -> None:
-        """Store which network computed the features of a frozen run, or check that it is the same."""
+        """Store which network computed the features of a frozen run, or check that it is it."""
         if not self.features.exists():
             write_json(self.features, origin)
         elif self.feature_origin() != origin:

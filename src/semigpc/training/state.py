@@ -148,15 +148,14 @@ class Trainer:
 
 @contextmanager
 def _fitting() -> Iterator[None]:
-    """Raise a :class:`CheckpointError` if tensors of a checkpoint are missing, too many or of other
-    shapes.
-    """
+    """Raise a :class:`CheckpointError` if tensors are missing, too many or of other shapes."""
     try:
         yield
     except (RuntimeError, KeyError, IndexError, TypeError, ValueError) as error:
         raise CheckpointError(
-            f"the checkpoint does not fit the experiment in config.json: {type(error).__name__}: {error}. Put the run folder "
-            "back as it was, or train anew in another one."
+            "the checkpoint does not fit the experiment in config.json: "
+            f"{type(error).__name__}: {error}. Put the run folder back as it was, or train again "
+            "in another one."
         ) from error
 
 
@@ -351,7 +350,7 @@ def cached_features(
     device: torch.device,
     progress: Progress | None = None,
 ) -> CachedFeatures:
-    """Return the features of these splits from the cache, after computing those that are missing."""
+    """Return the features of these splits from the cache; missing ones are computed first."""
     assert experiment.frozen is not None
     augment = experiment.augment
     with settings_of("model"):
