@@ -1,6 +1,7 @@
 """Calling ``semigpc`` as a user does, in this process or in one of its own."""
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -15,27 +16,26 @@ from semigpc.io.errors import CheckpointError
 from semigpc.training.run_folder import read_checkpoint
 
 runner = CliRunner(env={"COLUMNS": "100"})
-SHORT = (
-    "--set",
-    "refiner.buffer_size=64",
-    "--set",
-    "train.eval_batch=64",
-    "--set",
-    "train.threads=1",
-)
+SHORT = "--set refiner.buffer_size=64 --set train.eval_batch=64 --set train.threads=1"
+
+
+def words_of(*arguments: str | Path) -> list[str]:
+    """Return the words of a command line: text is split as a shell does, a path is one word."""
+    words = []
+    for argument in arguments:
+        words += shlex.split(argument) if isinstance(argument, str) else [str(argument)]
+    return words
 
 
 def semigpc(*arguments: str | Path) -> Result:
-    return runner.invoke(app, [str(argument) for argument in arguments])
+    return runner.invoke(app, words_of(*arguments))
 
 
 def refused(*arguments: str | Path, code: int, words: str) -> str:
-    """Call, and check that it is refused in one paragraph: that exit code, these words, no
-    traceback.
-    """
+    """Call, and check for that exit code and one paragraph with these words, no traceback."""
     done = semigpc(*arguments)
     assert done.exit_code == code, done.output
-    check_paragraph(done.stderr, str(arguments[0]), words)
+    check_paragraph(done.stderr, words_of(*arguments)[0], words)
     return done.stderr
 
 
@@ -55,7 +55,7 @@ def start(
     )  # the background of a script is deaf to it
     try:
         return subprocess.Popen(
-            [sys.executable, "-m", *module, *map(str, arguments)],
+            [sys.executable, "-m", *module, *words_of(*arguments)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

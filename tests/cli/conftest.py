@@ -26,6 +26,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     root = tmp_path_factory.mktemp("own")
     photos, run = make_folder(root), root / "run"
     tables = ("--labels", root / "labels.csv", "--test", root / "test.csv")
-    done = semigpc("train", photos, *tables, "--steps", "30", "--out", run, *SHORT)
+    done = semigpc("train", photos, *tables, "--steps 30 --out", run, SHORT)
     assert done.exit_code == 0, done.output
     return Trained(root, photos, run, done.stdout, done.stderr)

@@ -20,7 +20,7 @@ from tests.cli.own_data import make_folder
 from tests.review.shapes import make_labelled
 
 STEPS, SECONDS = 6, 300  # no verdict on speed: what goes on for so long would go on for ever
-FEW = ("--set", "train.eval_steps=3", "--set", "train.checkpoint_steps=2", *SHORT)
+FEW = ("--set", "train.eval_steps=3", "--set", "train.checkpoint_steps=2", SHORT)
 
 
 class Runaway(BaseException):

@@ -28,7 +28,7 @@ def answer(path: Path, *, every: int = 1) -> None:
 
 
 def test_a_sample_is_drawn_answered_and_judged(out: Path) -> None:
-    drawn = semigpc("audit", out, "--sample", "60", "--seed", "2")
+    drawn = semigpc("audit", out, "--sample 60 --seed 2")
     assert drawn.exit_code == 0, drawn.output
     said = " ".join(drawn.stdout.split())
     assert f"wrote {out / 'audit.csv'}: 60 of " in said
@@ -40,12 +40,7 @@ def test_a_sample_is_drawn_answered_and_judged(out: Path) -> None:
     assert "95% interval" in judged.stdout
     assert "pseudo-labels are right (" in judged.stdout
     refused(
-        "audit",
-        out,
-        "--sample",
-        "60",
-        code=2,
-        words="60 of its rows are filled in (column 'truth')",
+        "audit", out, "--sample 60", code=2, words="60 of its rows are filled in (column 'truth')"
     )
     told = json.loads(semigpc("audit", out, "--answers", out / "audit.csv", "--json").stdout)
     assert told == json.loads((out / "audit.json").read_text())["result"]
@@ -53,7 +48,7 @@ def test_a_sample_is_drawn_answered_and_judged(out: Path) -> None:
 
 
 def test_what_was_not_answered_is_told(out: Path) -> None:
-    drawn = semigpc("audit", out, "--sample", "40", "--overwrite", "--json")
+    drawn = semigpc("audit", out, "--sample 40 --overwrite --json")
     facts = json.loads(drawn.stdout)
     assert len(facts["rows"]) == 40
     assert sum(stratum["rows"] for stratum in facts["strata"]) == facts["pseudo_labels"]
@@ -63,16 +58,8 @@ def test_what_was_not_answered_is_told(out: Path) -> None:
 
 
 def test_drawing_and_judging_are_two_things(out: Path, tmp_path: Path) -> None:
-    done = semigpc("audit", out, "--sample", "9", "--answers", out / "audit.csv")
+    done = semigpc("audit", out, "--sample 9 --answers", out / "audit.csv")
     assert done.exit_code == 2
     assert "--answers evaluates the last one" in " ".join(done.stderr.split())
     refused("audit", tmp_path, code=2, words="has no project.json")
-    refused(
-        "audit",
-        out,
-        "--sample",
-        "1",
-        "--overwrite",
-        code=2,
-        words="sample must be at least",
-    )
+    refused("audit", out, "--sample 1 --overwrite", code=2, words="sample must be at least")

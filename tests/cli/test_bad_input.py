@@ -17,7 +17,7 @@ from tests.cli.calls import SHORT, refused, semigpc
 from tests.cli.conftest import Trained
 from tests.cli.own_data import CLASSES, make_class_folders, make_folder, write_table
 
-QUICK = ("--algorithm", "fixmatch", "--refiner", "none", "--set", "train.threads=1")
+QUICK = ("--algorithm fixmatch --refiner none --set train.threads=1",)
 
 
 @pytest.mark.slow
@@ -28,12 +28,11 @@ def test_missing_folders_and_files(trained: Trained, tmp_path: Path) -> None:
         code=2,
         words=f"there is no folder or file {tmp_path / 'nowhere'}",
     )
-    refused("train", "digts", code=2, words="Did you mean 'digits'?")
+    refused("train digts", code=2, words="Did you mean 'digits'?")
     refused(
         "train",
         trained.photos,
-        "--labels",
-        "nowhere.csv",
+        "--labels nowhere.csv",
         code=2,
         words="The table of labels does not exist",
     )
@@ -60,8 +59,7 @@ def test_a_truncated_image_is_named(tmp_path: Path, name: str) -> None:
         tmp_path / "labels.csv",
         "--out",
         tmp_path / "run",
-        "--steps",
-        "6",
+        "--steps 6",
         *QUICK,
     )
     refused(*command, code=1, words=f"The image {photos / name} cannot be read")
@@ -79,8 +77,7 @@ def test_a_class_with_a_single_label_is_noted(tmp_path: Path) -> None:
         tmp_path / "labels.csv",
         "--out",
         tmp_path / "run",
-        "--steps",
-        "1",
+        "--steps 1",
         *QUICK,
     )
     assert done.exit_code == 0, done.output
@@ -115,7 +112,7 @@ def test_more_classes_in_the_checkpoint_than_in_the_data(trained: Trained, tmp_p
     two = make_class_folders(tmp_path / "two", {"zero": 3, "one": 3})
     words = "the run has 3 classes, and " + f"{two} has images of 2: none of 'two'"
     refused("evaluate", trained.run, "--data", two, code=2, words=words)
-    done = semigpc("evaluate", trained.run, "--data", two, "--partial", "--json")
+    done = semigpc("evaluate", trained.run, "--data", two, "--partial --json")
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["heads"]["linear"]["per_class_recall"][1] is None
 
@@ -144,39 +141,27 @@ def test_own_data_that_changed_since(trained: Trained, tmp_path: Path) -> None:
 
 
 def test_misspelt_options(trained: Trained) -> None:
-    refused("train", "digits", "--set", "train.lrr=1", code=2, words="did you mean 'train.lr'?")
-    refused("train", "digits", "--set", "train.lr", code=2, words="written key=value")
+    refused("train digits --set train.lrr=1", code=2, words="did you mean 'train.lr'?")
+    refused("train digits --set train.lr", code=2, words="must be written key=value")
     refused(
-        "train",
-        "digits",
-        "--set",
-        "train.lr=fast",
+        "train digits --set train.lr=fast",
         code=2,
         words='train.lr must be a valid number; got "fast"',
     )
-    refused("train", "digits", "--algorithm", "fixmach", code=2, words="did you mean 'fixmatch'?")
+    refused("train digits --algorithm fixmach", code=2, words="did you mean 'fixmatch'?")
     refused(
         "train",
         trained.photos,
         "--labels",
         trained.root / "labels.csv",
-        "--refiner",
-        "pg",
+        "--refiner pg",
         code=2,
         words="'gp'?",
     )
-    refused(
-        "list",
-        "settings",
-        "digits",
-        "--algorithm",
-        "fixmach",
-        code=2,
-        words="did you mean 'fixmatch'?",
-    )
+    refused("list settings digits --algorithm fixmach", code=2, words="did you mean 'fixmatch'?")
     for arguments, words in (
-        (("train", "digits", "--algoritm", "fixmatch"), "--algorithm"),
-        (("evaluate", str(trained.run), "--part", "tests"), "test"),
+        (("train digits --algoritm fixmatch",), "--algorithm"),
+        (("evaluate", str(trained.run), "--part tests"), "test"),
         (("trane", "digits"), "train"),
     ):
         done = semigpc(*arguments)
@@ -186,23 +171,9 @@ def test_misspelt_options(trained: Trained) -> None:
 
 
 def test_options_that_do_not_belong_together(trained: Trained, tmp_path: Path) -> None:
-    refused(
-        "train",
-        "digits",
-        "--labels",
-        "labels.csv",
-        code=2,
-        words="labels apply to your own data",
-    )
-    refused(
-        "train",
-        trained.photos,
-        "--ratio",
-        "10",
-        code=2,
-        words="does not apply to your own data",
-    )
-    for arguments in (("--partial",), ("--data", str(tmp_path), "--part", "test")):
+    refused("train digits --labels labels.csv", code=2, words="labels apply to your own data")
+    refused("train", trained.photos, "--ratio 10", code=2, words="does not apply to your own data")
+    for arguments in (("--partial",), ("--data", str(tmp_path), "--part test")):
         assert semigpc("evaluate", trained.run, *arguments).exit_code == 2
     for out in ("labels.txt", str(tmp_path / "no" / "labels.csv")):
         assert semigpc("predict", trained.run, trained.photos, "--out", out).exit_code == 2
@@ -219,7 +190,7 @@ def test_what_cannot_train_leaves_no_folder_behind(tmp_path: Path) -> None:
         code=2,
         words="Add unlabelled images, or train with labels alone",
     )
-    unknown = ("--algorithm", "supervised", "--model", "resnet81")
+    unknown = ("--algorithm supervised --model resnet81",)
     refused(
         "train",
         photos,
@@ -229,22 +200,17 @@ def test_what_cannot_train_leaves_no_folder_behind(tmp_path: Path) -> None:
         code=2,
         words="unknown model 'resnet81'; did you mean",
     )
-    refused(
-        "train", "digits", "--out", out, "--set", "refiner.buffer_size=0", code=2, words="refiner: "
-    )
+    refused("train digits --out", out, "--set refiner.buffer_size=0", code=2, words="refiner: ")
     assert not out.exists()
 
 
 def test_a_folder_that_holds_a_run_is_not_overwritten(trained: Trained, tmp_path: Path) -> None:
-    refused("train", "digits", "--out", trained.run, code=1, words="already holds a run")
+    refused("train digits --out", trained.run, code=1, words="already holds a run")
     (tmp_path / "file").write_text("")
     refused(
-        "train",
-        "digits",
-        "--out",
+        "train digits --out",
         tmp_path / "file" / "run",
-        "--steps",
-        "1",
+        "--steps 1",
         *QUICK,
         code=1,
         words="Not a directory",
@@ -254,9 +220,9 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(trained: Trained, tmp_path
 @pytest.mark.slow
 def test_resuming_with_other_settings(trained: Trained) -> None:
     tables = ("--labels", trained.root / "labels.csv", "--test", trained.root / "test.csv")
-    command = ("train", trained.photos, *tables, "--out", trained.run, "--resume", *SHORT)
-    refused(*command, "--steps", "60", code=1, words="train.steps was 30, now 60")
-    again = semigpc(*command, "--steps", "30")  # the same once more: nothing left to do
+    command = ("train", trained.photos, *tables, "--out", trained.run, "--resume", SHORT)
+    refused(*command, "--steps 60", code=1, words="train.steps was 30, now 60")
+    again = semigpc(*command, "--steps 30")  # the same once more: nothing left to do
     assert again.exit_code == 0, again.output
     assert "best on test*" in again.stdout
 
@@ -278,14 +244,9 @@ def test_a_full_disk_while_checkpointing(tmp_path: Path) -> None:
     on from where it was.
     """
     half = (
-        "train",
-        "digits",
-        "--out",
+        "train digits --out",
         tmp_path,
-        "--steps",
-        "6",
-        "--set",
-        "train.checkpoint_steps=2",
+        "--steps 6 --set train.checkpoint_steps=2",
         *QUICK,
         "--resume",
     )
@@ -321,28 +282,19 @@ def test_a_broken_checkpoint(trained: Trained, tmp_path: Path) -> None:
     last = run / "checkpoints" / "last.safetensors"
     last.write_bytes(last.read_bytes()[:1000])
     refused("evaluate", run, code=1, words="last.safetensors is damaged")
-    refused("evaluate", run, "--checkpoint", "best", code=1, words="it had no validation images")
+    refused("evaluate", run, "--checkpoint best", code=1, words="it had no validation images")
 
 
 @pytest.mark.slow
 def test_a_loss_that_is_no_number(tmp_path: Path) -> None:
-    wild = ("--set", "train.lr=1e30", "--set", "train.warmup_steps=0", "--steps", "20")
-    refused(
-        "train",
-        "digits",
-        "--out",
-        tmp_path / "run",
-        *wild,
-        *QUICK,
-        code=1,
-        words="a lower train.lr",
-    )
+    wild = ("--set train.lr=1e30 --set train.warmup_steps=0 --steps 20",)
+    refused("train digits --out", tmp_path / "run", *wild, *QUICK, code=1, words="a lower train.lr")
 
 
 def test_debug_shows_the_traceback_before_the_verb_and_after_it() -> None:
     for arguments in (
-        ("--debug", "train", "digits", "--set", "x=1"),
-        ("train", "digits", "--set", "x=1", "--debug"),
+        ("--debug train digits --set x=1",),
+        ("train digits --set x=1 --debug",),
     ):
         done = semigpc(*arguments)
         assert done.exit_code == 2

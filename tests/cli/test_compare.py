@@ -15,34 +15,14 @@ from tests.cli.calls import refused, semigpc, start
 from tests.cli.own_data import CLASSES, make_folder, pixels
 
 runner = CliRunner()
-SHORT = (
-    "--set",
-    "train.steps=8",
-    "--set",
-    "train.eval_steps=8",
-    "--set",
-    "train.threads=1",
-    "--set",
-    "refiner.warmup_steps=2",
-)
+SHORT = "--set train.steps=8 --set train.eval_steps=8 --set train.threads=1"
+SHORT_GP = f"{SHORT} --set refiner.warmup_steps=2"
 
 
 @pytest.mark.slow
 def test_compare_writes_tables_and_a_page_for_each_ratio(tmp_path: Path) -> None:
-    command = [
-        "compare",
-        "digits",
-        "--algorithm",
-        "fixmatch",
-        "--ratio",
-        "10",
-        "--ratio",
-        "30",
-        "--seeds",
-        "2",
-        *SHORT,
-    ]
-    done = runner.invoke(app, [*command, "--out", str(tmp_path), "--json"])
+    command = "compare digits --algorithm fixmatch --ratio 10 --ratio 30 --seeds 2"
+    done = semigpc(command, SHORT_GP, "--json --out", tmp_path)
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     assert found["comparisons"].keys() == {"10", "30"}
@@ -68,25 +48,15 @@ def test_compare_writes_tables_and_a_page_for_each_ratio(tmp_path: Path) -> None
 def test_compare_takes_own_images_and_holds_some_labels_out(tmp_path: Path) -> None:
     photos = make_folder(tmp_path, labels=(10, 6, 5), unlabeled=6, test=0)
     out = tmp_path / "out"
-    methods = (
-        "--algorithm",
-        "fixmatch",
-        "--algorithm",
-        "simmatch",
-        "--refiner",
-        "none",
-        "--refiner",
-        "gp",
-    )
+    methods = ("--algorithm fixmatch --algorithm simmatch --refiner none --refiner gp",)
     command = (
         "compare",
         photos,
         "--labels",
         tmp_path / "labels.csv",
         *methods,
-        "--seeds",
-        "2",
-        *SHORT,
+        "--seeds 2",
+        SHORT_GP,
         "--out",
         out,
     )
@@ -117,11 +87,8 @@ def test_compare_judges_by_test_images_where_there_are_any(tmp_path: Path) -> No
         "compare",
         photos,
         *tables,
-        "--algorithm",
-        "fixmatch",
-        "--seeds",
-        "1",
-        *SHORT,
+        "--algorithm fixmatch --seeds 1",
+        SHORT_GP,
         "--out",
         tmp_path / "out",
     )
@@ -140,13 +107,8 @@ def test_compare_takes_arrays(tmp_path: Path) -> None:
     command = (
         "compare",
         tmp_path / "own.npz",
-        "--algorithm",
-        "fixmatch",
-        "--refiner",
-        "none",
-        "--seeds",
-        "1",
-        *SHORT[:-2],
+        "--algorithm fixmatch --refiner none --seeds 1",
+        SHORT,
     )
     done = semigpc(*command, "--out", tmp_path / "out")
     assert done.exit_code == 0, done.output
@@ -170,16 +132,7 @@ def test_compare_works_with_two_classes_and_notes_a_refiner_that_is_never_used(
     )
     out = tmp_path / "out"
     done = semigpc(
-        "compare",
-        tmp_path / "two.npz",
-        "--algorithm",
-        "fixmatch",
-        "--seeds",
-        "1",
-        "--steps",
-        "3",
-        "--out",
-        out,
+        "compare", tmp_path / "two.npz", "--algorithm fixmatch --seeds 1 --steps 3 --out", out
     )
     assert done.exit_code == 0, done.output
     assert "Note: FixMatch + SemiGPC never uses its refiner." in done.stderr
@@ -194,7 +147,7 @@ def test_compare_says_beforehand_that_there_is_nothing_to_compare_by(tmp_path: P
     )  # three labels of a class, and no test images unless they are given
     command = ("compare", photos, "--labels", tmp_path / "labels.csv", "--out", tmp_path / "out")
     refused(*command, code=2, words="no images to compare")
-    refused(*command, "--ratio", "10", code=2, words="does not apply to your own data")
+    refused(*command, "--ratio 10", code=2, words="does not apply to your own data")
     assert not (tmp_path / "out").exists()
 
 
@@ -247,18 +200,7 @@ def test_the_demo_shows_that_the_few_come_off_better(tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 def test_a_comparison_that_is_ended_takes_its_workers_along(tmp_path: Path) -> None:
-    command = (
-        "compare",
-        "digits",
-        "--algorithm",
-        "fixmatch",
-        "--seeds",
-        "2",
-        "--jobs",
-        "2",
-        "--out",
-        "out",
-    )
+    command = ("compare digits --algorithm fixmatch --seeds 2 --jobs 2 --out out",)
     with start(*command, cwd=tmp_path) as process:
         deadline = time.monotonic() + 120
         while (

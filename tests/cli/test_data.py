@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from semigpc.data.cifar import ARCHIVES, Archive
-from tests.cli.calls import semigpc
+from tests.cli.calls import semigpc, words_of
 from tests.paper.fgvc_samples import (
     PUBLISHED,
     lines,
@@ -26,7 +26,7 @@ def refused(*arguments: str | Path, words: str) -> str:
     done = semigpc("data", *arguments)
     assert done.exit_code == 2, done.output
     last = done.stderr.strip().splitlines()[-1]
-    assert last.startswith(f"semigpc data {arguments[0]}: "), done.stderr
+    assert last.startswith(f"semigpc data {words_of(*arguments)[0]}: "), done.stderr
     assert words in last
     assert "Traceback" not in done.stderr
     return last
@@ -58,7 +58,7 @@ def refused(*arguments: str | Path, words: str) -> str:
     ],
 )
 def test_the_published_files_agree(name: str, row: str, sentence: str) -> None:
-    done = semigpc("data", "verify", name, PUBLISHED)
+    done = semigpc("data verify", name, PUBLISHED)
     assert done.exit_code == 0, done.output
     rows = [" ".join(line.split()) for line in done.stdout.splitlines()]
     assert "what found expected paper says verdict" in rows
@@ -93,7 +93,7 @@ def test_what_differs_is_told_with_exit_code_1(tmp_path: Path) -> None:
     for name in ("001.Bird_1/test 1.jpg", "199.Bird_199/test 0.jpg"):
         (folder / "images" / name).unlink()
         (folder / "images" / name).write_bytes(b"no image")
-    done = semigpc("data", "verify", "cub", tmp_path, "--images", "decode")
+    done = semigpc("data verify cub", tmp_path, "--images decode")
     assert done.exit_code == 1, done.output
     rows = [" ".join(line.split()) for line in done.stdout.splitlines()]
     assert "images that decode 405 407 - differs" in rows
@@ -101,7 +101,7 @@ def test_what_differs_is_told_with_exit_code_1(tmp_path: Path) -> None:
     assert done.stdout.count("cannot be read: cannot identify image file") == 2
     assert "figures differ or are missing" in done.stdout
     (folder / "test.txt").unlink()
-    done = semigpc("data", "verify", "cub", tmp_path)
+    done = semigpc("data verify cub", tmp_path)
     assert done.exit_code == 1
     assert "absent, needed" in done.stdout
 
@@ -111,15 +111,11 @@ def test_split_files_elsewhere(tmp_path: Path) -> None:
     (tmp_path / "images" / "cub").mkdir(parents=True)
     (folder / "images").rename(tmp_path / "images" / "cub" / "images")
     command = (
-        "data",
-        "verify",
-        "cub",
+        "data verify cub",
         tmp_path / "images",
         "--splits",
         tmp_path / "lists",
-        "--images",
-        "exist",
-        "--json",
+        "--images exist --json",
     )
     found = {
         finding["what"]: finding for finding in json.loads(semigpc(*command).stdout)["findings"]
@@ -128,11 +124,11 @@ def test_split_files_elsewhere(tmp_path: Path) -> None:
 
 
 def test_wrong_paths_and_names_are_refused(tmp_path: Path) -> None:
-    refused("verify", "semi_aves", tmp_path, words=f"looked for {tmp_path / 'semi_aves'} and")
-    refused("verify", "cifar10", tmp_path, words="CIFAR-10 is not in")
-    assert semigpc("data", "verify", "semi_aves", tmp_path / "nowhere").exit_code == 2
-    assert semigpc("data", "verify", "cifar10", tmp_path, "--splits", tmp_path).exit_code == 2
-    unknown = semigpc("data", "verify", "semi_birds", tmp_path)
+    refused("verify semi_aves", tmp_path, words=f"looked for {tmp_path / 'semi_aves'} and")
+    refused("verify cifar10", tmp_path, words="CIFAR-10 is not in")
+    assert semigpc("data verify semi_aves", tmp_path / "nowhere").exit_code == 2
+    assert semigpc("data verify cifar10", tmp_path, "--splits", tmp_path).exit_code == 2
+    unknown = semigpc("data verify semi_birds", tmp_path)
     assert unknown.exit_code == 2
     assert "semi_aves" in unknown.stderr
 
@@ -170,12 +166,12 @@ def test_cifar_is_fetched_and_unpacked(tmp_path: Path, monkeypatch: pytest.Monke
         packed.as_uri(), "cifar-10-binary.tar.gz", digest, len(content), "cifar-10-batches-bin"
     )
     monkeypatch.setitem(ARCHIVES, "cifar10", source)
-    done = semigpc("data", "download", "cifar10", tmp_path / "data")
+    done = semigpc("data download cifar10", tmp_path / "data")
     assert done.exit_code == 0, done.output
     unpacked = tmp_path / "data" / "cifar10" / "cifar-10-batches-bin"
     assert done.stdout.strip() == f"cifar10 is in {unpacked}"
     assert (unpacked / "readme.html").read_text() == "hello"
-    again = semigpc("data", "download", "cifar10", tmp_path / "data")
+    again = semigpc("data download cifar10", tmp_path / "data")
     assert again.exit_code == 0
     assert "exists. To check it" in again.stdout
 
@@ -189,8 +185,7 @@ def test_without_a_network_a_download_says_so(
     )
     monkeypatch.setitem(ARCHIVES, "cifar100", nowhere)
     told = refused(
-        "download",
-        "cifar100",
+        "download cifar100",
         tmp_path,
         words="http://127.0.0.1:9/cifar.tar.gz could not be downloaded",
     )

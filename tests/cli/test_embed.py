@@ -12,7 +12,7 @@ from pyarrow import parquet
 from tests.cli.calls import check_paragraph, refused, semigpc, start
 from tests.data.samples import write_images
 
-TINY = ("--model", "test_resnet", "--pretrained", "none", "--image-size", "32")
+TINY = ("--model test_resnet --pretrained none --image-size 32",)
 
 
 @pytest.fixture
@@ -38,9 +38,7 @@ def test_embed_as_json_with_images_left_out(photos: Path, tmp_path: Path) -> Non
     for i in range(12):
         (photos / f"text{i:02d}.jpg").write_text("no image")
     out = tmp_path / "x.parquet"
-    done = semigpc(
-        "embed", photos, "--out", out, *TINY, "--skip-bad", "--json", "--precision", "float32"
-    )
+    done = semigpc("embed", photos, "--out", out, *TINY, "--skip-bad --json --precision float32")
     assert done.exit_code == 0, done.output
     facts = json.loads(done.stdout)
     assert (facts["rows"], facts["made"], facts["network"], facts["precision"]) == (
@@ -63,8 +61,7 @@ def test_embed_refuses_in_one_paragraph(photos: Path, tmp_path: Path) -> None:
         photos,
         "--out",
         out,
-        "--model",
-        "resnte18",
+        "--model resnte18",
         code=2,
         words="unknown model 'resnte18'; did you mean",
     )
@@ -89,27 +86,13 @@ def test_embed_refuses_in_one_paragraph(photos: Path, tmp_path: Path) -> None:
         "--out",
         out,
         *TINY,
-        "--batch",
-        "2",
-        "--precision",
-        "float32",
+        "--batch 2 --precision float32",
         code=2,
         words="--overwrite",
     )
 
 
-COMMAND = (
-    "embed",
-    "photos",
-    "--out",
-    "x.parquet",
-    "--model",
-    "test_resnet",
-    "--pretrained",
-    "none",
-    "--image-size",
-    "96",
-)
+COMMAND = ("embed photos --out x.parquet --model test_resnet --pretrained none --image-size 96",)
 
 
 def interrupt_when_there_is(pattern: str, folder: Path) -> str:

@@ -68,9 +68,7 @@ def test_the_example_of_the_docs_says_what_predict_says(
 
 @pytest.mark.slow
 def test_the_other_format_and_head_as_json(run: Path) -> None:
-    done = semigpc(
-        "export", run, "--format", "torch", "--head", "gp", "--checkpoint", "last", "--json"
-    )
+    done = semigpc("export", run, "--format torch --head gp --checkpoint last --json")
     assert done.exit_code == 0, done.output
     told = json.loads(done.stdout)
     assert told["path"] == str(run / "export" / "model.pt2")
@@ -86,7 +84,7 @@ def test_the_other_format_and_head_as_json(run: Path) -> None:
 def test_nothing_is_replaced_unless_asked(run: Path, tmp_path: Path) -> None:
     out = tmp_path / "model.pt2"
     out.write_text("mine")
-    command = ("export", run, "--format", "torch", "--head", "linear", "--out", out)
+    command = ("export", run, "--format torch --head linear --out", out)
     refused(
         *command,
         code=1,
@@ -104,7 +102,7 @@ def test_images_that_are_gone_are_noted(trained: Trained, tmp_path: Path) -> Non
     config = (copy / "config.json").read_text()
     assert str(trained.photos) in config
     (copy / "config.json").write_text(config.replace(str(trained.photos), str(tmp_path / "gone")))
-    done = semigpc("export", copy, "--format", "torch", "--head", "linear")
+    done = semigpc("export", copy, "--format torch --head linear")
     assert done.exit_code == 0, done.output
     assert (
         "Note: Checked on random images alone: the test images could not be loaded (" in done.stderr
@@ -116,7 +114,7 @@ def test_a_run_without_a_checkpoint_is_refused(trained: Trained, tmp_path: Path)
     copy = tmp_path / "run"
     shutil.copytree(trained.run, copy, ignore=shutil.ignore_patterns("*.safetensors"))
     refused("export", copy, code=1, words="has no last checkpoint: it was stopped too early.")
-    refused("export", trained.run, "--checkpoint", "best", code=1, words="has no best checkpoint")
+    refused("export", trained.run, "--checkpoint best", code=1, words="has no best checkpoint")
     refused(
         "export", tmp_path, code=1, words="config.json does not exist: no run was started there."
     )

@@ -46,18 +46,7 @@ def cached(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cached]:
     root = tmp_path_factory.mktemp("cached")
     photos, run = make_folder(root, unlabeled=10, test=4), root / "run"
     tables = ("--labels", root / "labels.csv", "--test", root / "test.csv")
-    command = (
-        "train",
-        photos,
-        *tables,
-        "--features",
-        "cached",
-        "--image-size",
-        "32",
-        "--steps",
-        "60",
-        *SHORT,
-    )
+    command = ("train", photos, *tables, "--features cached --image-size 32 --steps 60", SHORT)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SEMIGPC_CACHE", str(root / "cache"))
         with start(*command, "--out", run, cwd=root) as process:
@@ -75,9 +64,7 @@ def photos(tmp_path: Path) -> tuple[str | Path, ...]:
         tmp_path / "photos",
         "--labels",
         labels,
-        "--features",
-        "cached",
-        "--out",
+        "--features cached --out",
         tmp_path / "run",
     )
 
@@ -114,7 +101,7 @@ def test_photographs_train_on_the_frozen_network_and_the_first_line_says_so(
     monkeypatch.setenv("SEMIGPC_CACHE", str(tmp_path / "cache"))
     photos = make_folder(tmp_path, labels=(4, 3, 2), unlabeled=3, test=3, side=40)
     tables = ("--labels", tmp_path / "labels.csv", "--test", tmp_path / "test.csv")
-    done = semigpc("train", photos, *tables, "--steps", "60", "--out", tmp_path / "run", *SHORT)
+    done = semigpc("train", photos, *tables, "--steps 60 --out", tmp_path / "run", SHORT)
     assert done.exit_code == 0, done.output
     first_line = done.stdout.partition("\n")[0]
     assert first_line.startswith("Network: tf_efficientnet_lite0, pre-trained and frozen")
@@ -183,10 +170,8 @@ def test_the_second_run_starts_without_computing_and_ends_the_same(
 @pytest.mark.slow
 @needs_package
 def test_other_algorithms_share_the_features(cached: Cached, tmp_path: Path) -> None:
-    command = cached.command[: -len(SHORT)]  # there is no buffer to set
-    done = semigpc(
-        *command, "--out", tmp_path / "other", "--algorithm", "remixmatch", "--refiner", "none"
-    )
+    command = cached.command[:-1]  # there is no buffer to set
+    done = semigpc(*command, "--out", tmp_path / "other", "--algorithm remixmatch --refiner none")
     assert done.exit_code == 0, done.output
     assert "features:" not in done.stderr
 
@@ -210,7 +195,7 @@ def test_a_run_is_evaluated_on_images_without_the_cache(
 
 @needs_package
 def test_a_run_labels_new_images(cached: Cached) -> None:
-    done = semigpc("predict", cached.run, cached.photos, "--head", "gp", "--json")
+    done = semigpc("predict", cached.run, cached.photos, "--head gp --json")
     assert done.exit_code == 0, done.output
     rows = json.loads(done.stdout)
     assert len(rows) == IMAGES
@@ -262,7 +247,7 @@ def test_without_the_package_it_says_which_extra_has_it(
 
 def test_a_network_that_nobody_knows(photos: tuple[str | Path, ...]) -> None:
     said = refused(
-        *photos, "--model", "resnet8", code=2, words="model: unknown model 'resnet8'; did you mean"
+        *photos, "--model resnet8", code=2, words="model: unknown model 'resnet8'; did you mean"
     )
     assert "not foreseen" not in said
 
@@ -270,8 +255,7 @@ def test_a_network_that_nobody_knows(photos: tuple[str | Path, ...]) -> None:
 def test_a_network_without_weights_to_freeze(photos: tuple[str | Path, ...]) -> None:
     refused(
         *photos,
-        "--model",
-        "wrn_28_2",
+        "--model wrn_28_2",
         code=2,
         words="timm's hub has no weights for wrn_28_2; give pretrained a file",
     )
@@ -286,8 +270,7 @@ def test_weights_that_cannot_be_fetched(
     monkeypatch.setattr(timm, "create_model", unreachable)
     said = refused(
         *photos,
-        "--model",
-        "resnet18",
+        "--model resnet18",
         code=1,
         words="the hub weights of resnet18 could not be fetched",
     )
@@ -311,12 +294,7 @@ def test_a_transformer_is_made_for_the_images_it_sees(tmp_path: Path) -> None:
 
 def test_a_recipe_brings_its_own_network() -> None:
     refused(
-        "train",
-        "digits",
-        "--features",
-        "cached",
-        "--model",
-        "resnet18",
+        "train digits --features cached --model resnet18",
         code=2,
         words="model apply to your own data",
     )

@@ -17,7 +17,7 @@ from tests.data.samples import write_images
 from tests.labeling.samples import IDS, LABELS, X, write, write_labels
 from tests.review.shapes import make_labelled
 
-TRAIN = ("train", "digits", "--algorithm", "fixmatch", "--steps", "8", "--resume", *SHORT)
+TRAIN = ("train", "digits", "--algorithm", "fixmatch", "--steps", "8", "--resume", SHORT)
 
 
 class Disk:

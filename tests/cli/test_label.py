@@ -88,7 +88,7 @@ def test_the_command_gives_the_labels_of_the_estimator_with_its_defaults(
 
 
 def test_label_as_json(table: Path) -> None:
-    done = semigpc(*call(table, "--no-report", "--answer-all", "--json"))
+    done = semigpc(*call(table, "--no-report --answer-all --json"))
     assert done.exit_code == 0, done.output
     summary = json.loads(done.stdout)
     assert summary["statuses"]["abstained"] == 0
@@ -103,19 +103,9 @@ def test_columns_by_name(tmp_path: Path) -> None:
     (tmp_path / "data.csv").write_text(
         "\n".join(["name,f0,f1,f2,f3,f4,f5,kind,remark", *lines]) + "\n"
     )
-    base = (
-        "label",
-        tmp_path / "data.csv",
-        "--out",
-        tmp_path / "out",
-        "--no-report",
-        "--id",
-        "name",
-    )
-    refused(
-        *base, "--label-column", "kind", code=2, words="1 do not hold numbers: 'remark (string)'"
-    )
-    done = semigpc(*base, "--label-column", "kind", "--features", "f*", "--json")
+    base = ("label", tmp_path / "data.csv", "--out", tmp_path / "out", "--no-report --id name")
+    refused(*base, "--label-column kind", code=2, words="1 do not hold numbers: 'remark (string)'")
+    done = semigpc(*base, "--label-column kind --features f* --json")
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["settings"]["features"] == "6 columns, f0 to f5"
     found = parquet.read_table(tmp_path / "out" / "labels.parquet")
@@ -131,9 +121,9 @@ def test_columns_by_name(tmp_path: Path) -> None:
 def test_bad_input_is_refused_in_one_paragraph(table: Path, tmp_path: Path) -> None:
     nowhere = tmp_path / "nowhere.parquet"
     refused(*call(nowhere), code=2, words=f"There is no table and no folder {nowhere}")
-    refused(*call(table, "--features", "embeding"), code=2, words="Did you mean 'embedding'?")
+    refused(*call(table, "--features embeding"), code=2, words="Did you mean 'embedding'?")
     refused(
-        *call(table, "--id", "di"),
+        *call(table, "--id di"),
         code=2,
         words="has no column 'di' (named by --id). Did you mean 'id'?",
     )
@@ -169,20 +159,20 @@ def test_bad_input_is_refused_in_one_paragraph(table: Path, tmp_path: Path) -> N
 
 
 def test_options_that_exclude_each_other(table: Path) -> None:
-    done = semigpc(*call(table, "--answer-all", "--abstain", "0.8"))
+    done = semigpc(*call(table, "--answer-all --abstain 0.8"))
     assert done.exit_code == 2
     assert "--answer-all" in done.stderr
-    assert semigpc(*call(table, "--abstain", "1.5")).exit_code == 2
+    assert semigpc(*call(table, "--abstain 1.5")).exit_code == 2
 
 
 def test_labels_made_otherwise_are_not_replaced(table: Path) -> None:
     assert semigpc(*call(table, "--no-report")).exit_code == 0
     refused(
-        *call(table, "--no-report", "--abstain", "0.7"),
+        *call(table, "--no-report --abstain 0.7"),
         code=2,
         words="abstain is None there and 0.7 here.",
     )
-    done = semigpc(*call(table, "--no-report", "--abstain", "0.7", "--overwrite"))
+    done = semigpc(*call(table, "--no-report --abstain 0.7 --overwrite"))
     assert done.exit_code == 0, done.output
 
 
@@ -190,7 +180,7 @@ def test_more_labels_than_one_gp_holds_are_all_used_and_the_summary_says_how(
     table: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("semigpc.gp.exact.EXACT_ROWS", 40)  # members hold 15 rows at most
-    done = semigpc(*call(table, "--answer-all", "--no-report", "--json"))
+    done = semigpc(*call(table, "--answer-all --no-report --json"))
     assert done.exit_code == 0, done.output
     summary = json.loads(done.stdout)
     assert (summary["model"]["engine"], summary["model"]["labels used"]) == (

@@ -13,7 +13,7 @@ from tests.cli.calls import SHORT, refused, semigpc
 from tests.cli.conftest import Trained
 from tests.cli.own_data import make_class_folders, write_table
 
-TINY = ("--model", "test_resnet", "--pretrained", "none")
+TINY = ("--model test_resnet --pretrained none",)
 WORDS = "far.png: a link that leads out of the folder, to"
 
 
@@ -36,11 +36,9 @@ def test_train(linked: Path, tmp_path: Path) -> None:
         linked,
         "--labels",
         tmp_path / "labels.csv",
-        "--steps",
-        "2",
-        "--out",
+        "--steps 2 --out",
         tmp_path / "run",
-        *SHORT,
+        SHORT,
     )
     assert "--follow-links" in refused(*command, code=2, words=WORDS)
     assert not (tmp_path / "run").exists()
@@ -49,7 +47,7 @@ def test_train(linked: Path, tmp_path: Path) -> None:
     assert (
         json.loads((tmp_path / "run" / "config.json").read_text())["data"]["follow_links"] is True
     )
-    refused("train", "digits", "--follow-links", code=2, words="apply to your own data")
+    refused("train digits --follow-links", code=2, words="apply to your own data")
 
 
 def test_predict(trained: Trained, linked: Path, tmp_path: Path) -> None:
@@ -77,14 +75,14 @@ def test_evaluate(trained: Trained, tmp_path: Path) -> None:
         code=2,
         words="two: a link that leads out of the folder, to",
     )
-    done = semigpc("evaluate", trained.run, "--data", new, "--follow-links", "--json")
+    done = semigpc("evaluate", trained.run, "--data", new, "--follow-links --json")
     assert done.exit_code == 0, done.output
 
 
 def test_embed(linked: Path, tmp_path: Path) -> None:
-    command = ("embed", linked, "--out", tmp_path / "x.parquet", *TINY, "--image-size", "32")
+    command = ("embed", linked, "--out", tmp_path / "x.parquet", *TINY, "--image-size 32")
     assert "--follow-links" in refused(*command, code=1, words=WORDS)
-    done = semigpc(*command, "--follow-links", "--json")
+    done = semigpc(*command, "--follow-links --json")
     assert json.loads(done.stdout)["rows"] == len(list(linked.iterdir()))
 
 

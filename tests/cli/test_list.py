@@ -23,7 +23,7 @@ ROOMS: dict[str, Mapping[str, Any]] = {
 
 
 def test_everything_has_a_line() -> None:
-    told = json.loads(semigpc("list", "--json").stdout)
+    told = json.loads(semigpc("list --json").stdout)
     for kind, room in ROOMS.items():
         assert set(room) <= set(told[kind])
         assert all(told[kind].values())
@@ -33,9 +33,7 @@ def test_everything_has_a_line() -> None:
 
 
 def test_settings_can_be_given_back() -> None:
-    lines = semigpc(
-        "list", "settings", "digits", "--algorithm", "comatch", "--refiner", "none"
-    ).stdout.splitlines()
+    lines = semigpc("list settings digits --algorithm comatch --refiner none").stdout.splitlines()
     assert "train.lr=0.002" in lines
     assert "algorithm.queue_batches=8" in lines
     experiment = digits(algorithm="comatch", refiner="none")
@@ -43,6 +41,6 @@ def test_settings_can_be_given_back() -> None:
 
 
 def test_models_of_timm_by_a_part_of_their_name() -> None:
-    assert "resnet18" in semigpc("list", "models", "resnet1").stdout.splitlines()
-    assert semigpc("list", "models", "nothing_like_it").exit_code == 2
-    assert semigpc("list", "recipes", "digits").exit_code == 2
+    assert "resnet18" in semigpc("list models resnet1").stdout.splitlines()
+    assert semigpc("list models nothing_like_it").exit_code == 2
+    assert semigpc("list recipes digits").exit_code == 2

@@ -54,9 +54,9 @@ def cifar(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_the_list_has_every_cell_and_needs_no_data() -> None:
-    shown = semigpc("reproduce", "--list")
+    shown = semigpc("reproduce --list")
     assert shown.exit_code == 0, shown.output
-    listed = json.loads(semigpc("reproduce", "--list", "--json").stdout)
+    listed = json.loads(semigpc("reproduce --list --json").stdout)
     assert listed.keys() == TABLES.keys()
     lines = [line.split() for line in shown.stdout.splitlines()]
     for name, table in TABLES.items():
@@ -70,8 +70,8 @@ def test_the_list_has_every_cell_and_needs_no_data() -> None:
 
 
 def test_the_list_of_one_table_can_be_cut_down() -> None:
-    cells = ("--cell", "*/remixmatch+*", "--addon", "darp", "--seeds", "1", "--json")
-    listed = json.loads(semigpc("reproduce", "algorithm_ablation", "--list", *cells).stdout)
+    cells = ("--cell */remixmatch+* --addon darp --seeds 1 --json",)
+    listed = json.loads(semigpc("reproduce algorithm_ablation --list", *cells).stdout)
     assert listed["algorithm_ablation"]["cells"] == {
         f"semi_aves/remixmatch+{row}": {
             "network": "vit_small_patch16_224",
@@ -83,8 +83,8 @@ def test_the_list_of_one_table_can_be_cut_down() -> None:
 
 
 def test_the_list_at_scale_cpu_has_no_table_that_needs_the_full_one() -> None:
-    scale = ("--scale", "cpu", "--features", "cached", "--json")
-    listed = json.loads(semigpc("reproduce", "--list", *scale).stdout)
+    scale = ("--scale cpu --features cached --json",)
+    listed = json.loads(semigpc("reproduce --list", *scale).stdout)
     assert listed.keys() == TABLES.keys() - {"pretraining_ablation"}
     assert len(listed["cifar10_lt"]["cells"]) == 18
 
@@ -93,7 +93,7 @@ def test_the_list_at_scale_cpu_has_no_table_that_needs_the_full_one() -> None:
 
 
 def test_without_a_table_the_tables_are_named() -> None:
-    for arguments in ((), ("--scale", "cpu")):
+    for arguments in ((), ("--scale cpu",)):
         done = semigpc("reproduce", *arguments)
         assert done.exit_code == 2
         assert "Usage" in done.stdout
@@ -105,53 +105,39 @@ def test_without_a_table_the_tables_are_named() -> None:
 def test_what_does_not_exist_is_answered_with_what_does(tmp_path: Path) -> None:
     out = ("--out", tmp_path / "out")
     refused(
-        "reproduce",
-        "cifar10",
-        "--list",
+        "reproduce cifar10 --list",
         code=2,
         words="unknown table 'cifar10'; did you mean 'cifar10_lt'?",
     )
-    refused("reproduce", "--list", "--cell", "A/50", code=2, words="--cell needs a table")
-    table = ("reproduce", "cifar10_lt", "--root", tmp_path, *out)
+    refused("reproduce --list --cell A/50", code=2, words="--cell needs a table")
+    table = ("reproduce cifar10_lt --root", tmp_path, *out)
     refused(
         *table,
-        "--cell",
-        "A/5O/simmatch+gp",
+        "--cell A/5O/simmatch+gp",
         code=2,
         words="did you mean 'A/50/simmatch+gp'? Known: A/100/simmatch+gp",
     )
-    refused(*table, "--algorithm", "simmach", code=2, words="did you mean 'simmatch'?")
-    refused(*table, "--refiner", "pg", code=2, words="did you mean 'gp'?")
-    refused(*table, "--addon", "crst", code=2, words="did you mean 'crest'?")
+    refused(*table, "--algorithm simmach", code=2, words="did you mean 'simmatch'?")
+    refused(*table, "--refiner pg", code=2, words="did you mean 'gp'?")
+    refused(*table, "--addon crst", code=2, words="did you mean 'crest'?")
+    refused(*table, "--addon crest --steps 3", code=2, words="train.steps=3 must be at least 6")
+    refused(*table, "--set train.lrr=1", code=2, words="did you mean 'train.lr'?")
+    refused(*table, "--features cached", code=2, words="needs --scale cpu")
     refused(
-        *table,
-        "--addon",
-        "crest",
-        "--steps",
-        "3",
-        code=2,
-        words="train.steps=3 must be at least 6",
-    )
-    refused(*table, "--set", "train.lrr=1", code=2, words="did you mean 'train.lr'?")
-    refused(*table, "--features", "cached", code=2, words="needs --scale cpu")
-    refused(
-        "reproduce",
-        "fgvc",
-        "--root",
+        "reproduce fgvc --root",
         tmp_path,
         *out,
-        "--labels-per-class",
-        "8",
+        "--labels-per-class 8",
         code=2,
         words="--labels-per-class needs a table with a setting B",
     )
-    refused("reproduce", "cifar10_lt", *out, code=2, words="--root is required")
+    refused("reproduce cifar10_lt", *out, code=2, words="--root is required")
     assert not (tmp_path / "out").exists()
 
 
 def test_missing_weights_are_told_before_anything_runs(tmp_path: Path) -> None:
     file = "vit_tiny_patch2_32_mlp_im_1k_32.pth"
-    table = ("reproduce", "cifar10_lt", "--root", tmp_path, "--out", tmp_path / "out")
+    table = ("reproduce cifar10_lt --root", tmp_path, "--out", tmp_path / "out")
     told = refused(
         *table, code=2, words=f"the weights {file} are not in {tmp_path.resolve() / 'weights'}"
     )
@@ -181,7 +167,7 @@ def test_each_group_is_run_with_the_seeds_that_its_claims_need(
         raise RunError(f"asked for {len(run)} seeds.")
 
     monkeypatch.setattr(reproduction, "compare", stop)
-    table = ("reproduce", "cifar10_lt", "--root", tmp_path, "--scale", "cpu", "--out", tmp_path)
+    table = ("reproduce cifar10_lt --root", tmp_path, "--scale cpu --out", tmp_path)
     refused(*table, "--cell", group, code=1, words=f"asked for {seeds} seeds")
 
 
@@ -189,17 +175,12 @@ def test_each_group_is_run_with_the_seeds_that_its_claims_need(
 def test_a_table_from_its_cells_to_its_figures(cifar: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     command: tuple[str | Path, ...] = (
-        "reproduce",
-        "cifar10_lt",
-        "--root",
+        "reproduce cifar10_lt --root",
         cifar,
-        "--scale",
-        "cpu",
-        "--seeds",
-        "1",
+        "--scale cpu --seeds 1",
     )
     command = (*command, "--out", out, *SETTINGS)
-    done = semigpc(*command, "--cell", "A/100/simmatch+*")
+    done = semigpc(*command, "--cell A/100/simmatch+*")
     assert done.exit_code == 0, done.output
     shown = " ".join(done.stdout.split())
     for words in (
@@ -270,7 +251,7 @@ def test_a_table_from_its_cells_to_its_figures(cifar: Path, tmp_path: Path) -> N
     before = {path: path.stat().st_mtime_ns for path in out.rglob("summary.json")}
     plot = tmp_path / "classes.png"
     again = semigpc(
-        *command, "--cell", "A/100/supervised+none", "--json", "--plot", str(plot)
+        *command, "--cell A/100/supervised+none --json --plot", str(plot)
     )  # earlier runs are shown too
     assert again.exit_code == 0, again.output
     assert plot.read_bytes().startswith(b"\x89PNG")
@@ -301,17 +282,12 @@ def test_cached_features_are_a_reproduction_of_their_own(
         "frozen.views=1",
     )
     command: tuple[str | Path, ...] = (
-        "reproduce",
-        "cifar10_lt",
-        "--root",
+        "reproduce cifar10_lt --root",
         cifar,
-        "--scale",
-        "cpu",
-        "--features",
-        "cached",
+        "--scale cpu --features cached",
     )
     settings = [word for setting in small for word in ("--set", setting)]
-    done = semigpc(*command, "--seeds", "1", "--cell", "A/50/supervised+none", *SETTINGS, *settings)
+    done = semigpc(*command, "--seeds 1 --cell A/50/supervised+none", *SETTINGS, *settings)
     assert done.exit_code == 0, done.output
     text = (tmp_path / "reproduced" / "cifar10_lt-cpu-cached" / "figures.json").read_text()
     figures = json.loads(text)
@@ -334,13 +310,9 @@ def test_comparators_are_run_on_the_same_recipe(
     )
     settings = [word for setting in small if features == "cached" for word in ("--set", setting)]
     command: tuple[str | Path, ...] = (
-        "reproduce",
-        "cifar10_lt",
-        "--root",
+        "reproduce cifar10_lt --root",
         cifar,
-        "--scale",
-        "cpu",
-        "--features",
+        "--scale cpu --features",
         features,
     )
     rows = [
@@ -350,14 +322,9 @@ def test_comparators_are_run_on_the_same_recipe(
     ]
     command = (
         *command,
-        "--addon",
-        "crest",
-        "--addon",
-        "effective_number",
+        "--addon crest --addon effective_number",
         *rows,
-        "--seeds",
-        "1",
-        "--out",
+        "--seeds 1 --out",
         tmp_path / "out",
     )
     plot = tmp_path / "classes.png"

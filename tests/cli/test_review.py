@@ -30,7 +30,7 @@ def out(labelled_once: Path, tmp_path: Path) -> Path:
 
 
 def test_help_teaches_the_whole_round() -> None:
-    shown = semigpc("review", "--help")
+    shown = semigpc("review --help")
     assert shown.exit_code == 0
     assert "semigpc label photos --labels out/reviewed_labels.csv" in shown.output
 
@@ -70,15 +70,7 @@ def test_a_port_that_is_taken_is_refused(out: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        refused(
-            "review",
-            out,
-            "--port",
-            str(port),
-            "--no-browser",
-            code=2,
-            words=str(port),
-        )
+        refused("review", out, "--port", str(port), "--no-browser", code=2, words=str(port))
 
 
 def test_export_writes_and_says_what(out: Path) -> None:
@@ -91,7 +83,7 @@ def test_export_writes_and_says_what(out: Path) -> None:
     assert f"wrote {out / 'reviewed.parquet'}" in shown.stdout
     told = r"\n2 of \d+ reviewed: 2 accepted, 0 corrected, 0 skipped; 20 of 90 rows are labelled by a human\n"
     assert re.search(told, shown.stdout)
-    as_json = json.loads(semigpc("review", out, "--export", "--json").stdout)
+    as_json = json.loads(semigpc("review", out, "--export --json").stdout)
     assert (as_json["rows"], as_json["labels"], as_json["reviewed"]) == (90, 20, 2)
 
 

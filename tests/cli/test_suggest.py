@@ -16,7 +16,7 @@ def out(tmp_path: Path) -> Path:
 
 
 def test_suggestions_are_shown_written_and_taken_as_labels(out: Path) -> None:
-    done = semigpc("suggest", out, "--count", "25")
+    done = semigpc("suggest", out, "--count 25")
     assert done.exit_code == 0, done.output
     assert "unlike what is labelled" in done.stdout
     assert "and 5 more" in done.stdout
@@ -40,8 +40,7 @@ def test_suggestions_are_shown_written_and_taken_as_labels(out: Path) -> None:
         path,
         "--out",
         out.parent / "again",
-        "--no-report",
-        "--json",
+        "--no-report --json",
     )
     assert again.exit_code == 0, again.output
     assert json.loads(again.stdout)["statuses"]["labelled"] == sum(LABELLED.values()) + 20
@@ -50,7 +49,7 @@ def test_suggestions_are_shown_written_and_taken_as_labels(out: Path) -> None:
 
 
 def test_suggestions_as_json(out: Path) -> None:
-    done = semigpc("suggest", out, "--count", "3", "--json", "--rare", "1", "--outliers", "exclude")
+    done = semigpc("suggest", out, "--count 3 --json --rare 1 --outliers exclude")
     assert done.exit_code == 0, done.output
     rows = json.loads(done.stdout)
     assert len(rows) == 3
@@ -64,7 +63,7 @@ def test_suggestions_as_json(out: Path) -> None:
         "for_class",
         "why",
     ]
-    everything = semigpc("suggest", out, "--count", "1000")
+    everything = semigpc("suggest", out, "--count 1000")
     assert "1000 were requested" in " ".join(everything.stdout.split())
 
 

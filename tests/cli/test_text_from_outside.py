@@ -169,7 +169,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     for part, pairs in rows.items():
         write_table(root / f"{part}.csv", pairs)
     tables = ("--labels", root / "labels.csv", "--test", root / "test.csv", "--validation", "0")
-    done = printed("train", photos, *tables, "--steps", "3", "--out", root / "run", *SHORT)
+    done = printed("train", photos, *tables, "--steps", "3", "--out", root / "run", SHORT)
     return Trained(root, root / "run", done.stdout)
 
 
@@ -206,7 +206,7 @@ def test_predict_shows_and_writes_any_name(
         printed("predict", trained.run, photos, "--out", trained.root / f"p.{suffix}")
     assert "wrote" in done.stdout
     monkeypatch.chdir(photos)  # short names, which are not folded
-    shown = printed("predict", trained.run, *FILES).stdout
+    shown = printed("predict", trained.run, *map(Path, FILES)).stdout
     for name in ("[bold]x.png", r"new\nline.png", ":cat:.png"):
         assert name in shown
     written = {Path(row["file"]).name: row for row in rows_of(trained.root / "p.csv")}
