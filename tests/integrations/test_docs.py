@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+import typer
 from torch.utils.data import DataLoader, TensorDataset
+from typer.testing import CliRunner
 
 from semigpc.algorithms import ALGORITHMS
 from semigpc.data import DATASETS
@@ -18,7 +20,7 @@ from semigpc.training import last_result, train
 from semigpc.training.presets import digits
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "extend.md").read_text()
-LOOP, LIGHTNING, USB, KERNEL, DATASET, ALGORITHM, REFINER, _ADDON = re.findall(
+LOOP, LIGHTNING, USB, KERNEL, DATASET, ALGORITHM, REFINER, _ADDON, VERB = re.findall(
     r"```python\n(.*?)```", PAGE, flags=re.DOTALL
 )
 
@@ -99,3 +101,12 @@ def test_the_algorithm_and_the_refiner_train_together(
     experiment = digits(algorithm="softmatch", refiner="tempered")
     settings = ["train.steps=3", "refiner.temperature=1.5", "algorithm.unlabeled_weight=0.5"]
     assert train(experiment.override(settings), tmp_path / "run")["status"] == "finished"
+
+
+def test_the_verb_prints_the_labels_of_a_run(tmp_path: Path) -> None:
+    train(digits().override(["train.steps=1", "train.threads=1"]), tmp_path / "run")
+    app = typer.Typer()
+    app.command()(run(VERB)["counts"])
+    done = CliRunner().invoke(app, [str(tmp_path / "run")])
+    assert done.exit_code == 0, done.output
+    assert done.stdout.splitlines()[0] == "0: 36"
