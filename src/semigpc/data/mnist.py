@@ -83,8 +83,8 @@ def _read(root: Path) -> dict[str, NDArray[Any]]:
     """Return the four arrays by the names of ``IDX_FILES``."""
     if not root.exists():
         raise DataError(
-            f"MNIST is not at {root}. Pass its .npz file, or the folder of the four official files, "
-            "as root=..."
+            f"MNIST is not at {root}. Pass its .npz file, or the folder of the four official "
+            "files, as root=..."
         )
     if root.is_dir():
         return {name: _read_idx(root, file) for name, file in IDX_FILES.items()}
