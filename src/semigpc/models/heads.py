@@ -105,8 +105,10 @@ class Classifier(nn.Module):
                 f"got {tuple(features.shape)}. Pool its maps or tokens, and let num_features say "
                 "their width."
             )
+        # The classifier first: the last bits of the features' gradient depend on the order.
+        logits = self.classifier(features)
         heads = {name: head(features) for name, head in self.heads.items()}
-        return ModelOutput(self.classifier(features), features, heads)
+        return ModelOutput(logits, features, heads)
 
     def layer_ids(self) -> dict[str, int]:
         """Return the depth of every parameter: 0 the stem, then the backbone's blocks, then the
