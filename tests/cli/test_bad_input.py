@@ -261,7 +261,7 @@ def test_a_full_disk_while_checkpointing(tmp_path: Path) -> None:
         refused(
             *half,
             code=130,
-            words="interrupted; what was saved before is intact. Run the same command with --resume",
+            words="interrupted; what was saved before is intact. Run the same command",
         )
     before = last.read_bytes()
     with files_no_larger_than(len(before) // 2):

@@ -38,8 +38,8 @@ def test_label_writes_everything_and_says_so(table: Path) -> None:
     assert "bee" in done.stdout
     assert "given," in done.stdout
     assert (
-        f"wrote labels.parquet, labels.csv, label_studio.json, report.html to {table.parent / 'out'}"
-        in done.stdout
+        "wrote labels.parquet, labels.csv, label_studio.json, report.html to "
+        f"{table.parent / 'out'}" in done.stdout
     )
     written = {path.name for path in (table.parent / "out").iterdir()}
     assert written == {

@@ -115,7 +115,7 @@ def test_a_gp_that_is_judged_by_its_own_head_is_called_so_with_what_the_linear_l
 
 
 def groups_of(top1: dict[tuple[str, str], float], table: str) -> dict[str, Any]:
-    """Groups as figures.json has them, of these accuracies; published ones where the paper has any."""
+    """Groups as in figures.json, of these accuracies, with the published ones."""
     groups: dict[str, Any] = {}
     for (group, row), value in top1.items():
         entry = PUBLISHED[table][group].get(row)

@@ -86,9 +86,7 @@ def test_on_unit_vectors_the_kernel_is_exp_of_cosine_over_temperature(
     )
 
 
-def test_a_clipped_kernel_without_off_diagonal_entries_is_the_epsilon_graph_of_isolated_points() -> (
-    None
-):
+def test_a_clipped_kernel_leaves_far_points_isolated() -> None:
     points = torch.tensor([[0.0], [1.0], [5.0]], dtype=torch.float64)
     kernel = Clipped(RBF(length_scale=1.0), 0.5)  # exp(-1/2) = 0.61 stays, exp(-8) goes
     engine = engine_with(points, torch.eye(3, dtype=torch.float64), kernel=kernel, noise_std=1.0)

@@ -33,10 +33,8 @@ def test_cells_have_the_experiments_of_their_keys() -> None:
         assert len({cell.key for cell in cells}) == len(cells)
         for cell in cells:
             if cell.experiment is not None:
-                assert (
-                    cell.key
-                    == f"{cell.group}/{cell.experiment.algorithm_name}+{cell.experiment.refiner_name}"
-                )
+                made = cell.experiment
+                assert cell.key == f"{cell.group}/{made.algorithm_name}+{made.refiner_name}"
 
 
 def experiment(table: str, key: str, options: Options = OPTIONS) -> Any:

@@ -12,7 +12,7 @@ from semigpc.cli.tables import say, verbatim
 from semigpc.report.wording import percent
 from semigpc.training import Listener, RunFolder
 from semigpc.training.comparison import Cell, ComparisonListener
-from semigpc.training.run_folder import MetricsLine
+from semigpc.training.run_folder import MetricsLine, SplitFacts
 
 CLASSES_COUNTED = 12  # of a split; more would fill the screen
 
@@ -60,7 +60,7 @@ class RunProgress(_Bars, Listener):
     def begin(self, first_step: int, total_steps: int) -> None:
         """Print the split, and show the bar."""
         self.feature_bar.close()
-        print_split(dict(self.folder.read_split()), self.console)
+        print_split(self.folder.read_split(), self.console)
         if first_step:
             self.console.print(
                 f"Resuming after step {first_step} of {total_steps}.", highlight=False
@@ -91,9 +91,9 @@ class RunProgress(_Bars, Listener):
                 say(f"step {entry['step']} of {self.total}: {loss}{accuracy}", err=True)
 
 
-def print_split(split: dict[str, Any], console: Console) -> None:
+def print_split(split: SplitFacts, console: Console) -> None:
     """Print classes, counts and notes of a split."""
-    labeled = split["labeled_counts"]
+    labeled = split["labeled_counts"] or []
     names = split["class_names"]
     pairs = list(zip(names, labeled, strict=True))
     shown = ", ".join(f"{name} {count}" for name, count in pairs[:CLASSES_COUNTED])
@@ -105,8 +105,9 @@ def print_split(split: dict[str, Any], console: Console) -> None:
         f"{split['unlabeled']} unlabelled",
     ]
     for part in ("validation", "test"):
-        if split[f"{part}_counts"]:
-            counts.append(f"{sum(split[f'{part}_counts'])} for {part}")
+        images = split["test_counts"] if part == "test" else split["validation_counts"]
+        if images:
+            counts.append(f"{sum(images)} for {part}")
     notes = list(split["notes"])
     if not split["validation_counts"]:
         notes.append(
