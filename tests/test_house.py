@@ -112,7 +112,7 @@ def flags_in_the_library() -> Iterator[Place]:
 @pytest.mark.parametrize(
     ("rule", "ceiling"),
     [
-        (untyped_records, 208),
+        (untyped_records, 40),
         (attributes_that_may_be_missing, 25),
         (packed_assignments, 476),
         (algorithms_told_apart, 12),

@@ -33,4 +33,4 @@ def gp_facts(summary: RunSummary) -> dict[str, Any]:
     """What a summary says about the GP of its run."""
     facts = summary["gp"]
     assert facts is not None
-    return facts
+    return dict(facts)

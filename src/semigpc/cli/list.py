@@ -139,7 +139,7 @@ def _models_named(part: str) -> list[str]:
     return names
 
 
-def _settings(data: str, algorithm: str, addon: str, refiner: str) -> dict[str, Any]:
+def _settings(data: str, algorithm: str, addon: str, refiner: str) -> dict[str, object]:
     """Return every key that --set takes, with its value.
 
     What has an option of its own, such as algorithm.name, is left out; other parts chosen by name

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -374,7 +374,7 @@ class RecordImages:
             f"another file. {_again(path.parent)}"
         )
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """Send the paths to a worker process, and not the bytes."""
         return {name: value for name, value in self.__dict__.items() if name != "records"}
 

@@ -35,6 +35,7 @@ from typing_extensions import TypedDict
 
 from semigpc.io.errors import FileError, InUseError, WriteError
 
+JsonObject = dict[str, Any]  # as json.loads returns it; records have types of their own
 DRAFT = ".semigpc-draft"  # part of a draft's name, by which drafts of killed processes are found
 LOCK = ".semigpc.lock"  # in a folder that is being written
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # errors of file systems without locks
@@ -305,7 +306,7 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def sealed(values: Mapping[str, Any]) -> dict[str, Any]:
+def sealed(values: Mapping[str, Any]) -> JsonObject:
     """Return plain values with their hash under ``sha256``, for :func:`is_sealed`."""
     return {**values, "sha256": _digest(values)}
 
@@ -422,7 +423,7 @@ def shown(value: Any) -> str:
     return text if len(text) <= VALUE_LENGTH else f"{text[:VALUE_LENGTH]}..."
 
 
-def _unique(pairs: list[tuple[str, Any]], where: Path | str) -> dict[str, Any]:
+def _unique(pairs: list[tuple[str, Any]], where: Path | str) -> JsonObject:
     values = dict(pairs)
     if len(values) < len(pairs):
         names = [name for name, _ in pairs]

@@ -124,7 +124,7 @@ class PixelFile:
             if os.pwrite(self._file, pixels.data, start) == self._bytes:
                 os.pwrite(self._file, b"\1", number)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """Send the open file to a process that is being started; other copies keep nothing."""
         if context.get_spawning_popen() is None or not self.count:
             return {"_bytes": self._bytes, "count": 0, "_file": None}
@@ -328,7 +328,7 @@ class ZipImages:
                 "cut short or encrypted; restore it."
             ) from error
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """Send a worker process the names, without the open file."""
         return self.__dict__ | {"_opened": None}
 

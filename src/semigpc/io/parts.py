@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from semigpc.io.atomic import must_be_file, parse, replacing, validated
+from semigpc.io.atomic import JsonObject, must_be_file, parse, replacing, validated
 from semigpc.io.errors import DataError, FileError
 from semigpc.io.tensors import open_tensors, save_tensors
 
@@ -36,7 +36,7 @@ PART_ROWS = 512  # rows in a part of RowParts, which a stop loses at most: half 
 MARK_BYTES = 16  # of a mark, as many as the key of a Philox generator has
 VALUE_LENGTH = 80  # most characters of a value in a message
 
-Key = dict[str, Any]  # as JSON holds it
+Key = JsonObject
 
 
 # Where files are stored ---------------------------------------------------------------------------
@@ -138,7 +138,7 @@ class Folder:
         where = self.shown(name)
         try:
             with self.open(name) as file:
-                return validated(parse(file.read(), where), dict[str, Any], where)
+                return validated(parse(file.read(), where), JsonObject, where)
         except FileNotFoundError:
             return None
         except (OSError, FileError) as error:  # errors of pyarrow's files are OSErrors too

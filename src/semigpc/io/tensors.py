@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from semigpc.io.atomic import must_be_file, parse
+from semigpc.io.atomic import JsonObject, must_be_file, parse
 from semigpc.io.errors import FileError
 
 DIGITS = 64  # of a sha256 in hexadecimal
@@ -60,7 +60,7 @@ def remove_unfinished_tensors(folder: Path) -> None:
 
 
 @contextmanager
-def open_tensors(path: Path, *, verify: bool = True) -> Iterator[tuple[Any, dict[str, Any]]]:
+def open_tensors(path: Path, *, verify: bool = True) -> Iterator[tuple[Any, JsonObject]]:
     """Verify a file, unless that was done; yield a handle of safetensors, and the facts.
 
     Raises:

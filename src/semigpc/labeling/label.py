@@ -18,13 +18,13 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast
+from typing import Literal, NamedTuple, cast
 
 import numpy as np
 
 from semigpc.estimator import STATUSES, SemiGPClassifier
 from semigpc.estimator.promise import PROBABILITY
-from semigpc.io.atomic import facts_of, locked, read_json, write_json, write_text
+from semigpc.io.atomic import JsonObject, facts_of, locked, read_json, write_json, write_text
 from semigpc.io.errors import DataError, ImageError
 from semigpc.io.parts import Key
 from semigpc.io.paths import is_image_name, unusable, walk
@@ -354,7 +354,7 @@ def _earlier_summary(out: outputs.OutFolder, written: Written) -> LabelingSummar
         return None
     out.remove_parts()
     path = out.path / "summary.json"  # its hash was verified
-    summary = read_json(path, dict[str, Any], error=DataError, remedy=outputs.ADVICE)
+    summary = read_json(path, JsonObject, error=DataError, remedy=outputs.ADVICE)
     return cast("LabelingSummary", summary)
 
 
@@ -484,12 +484,12 @@ def _project_settings(
     }
 
 
-def parameters(model: SemiGPClassifier) -> dict[str, Any]:
+def parameters(model: SemiGPClassifier) -> JsonObject:
     """Return parameters that make the same model: the learned values in place of "auto"."""
     learned = {name: getattr(model, f"{name}_") for name in LEARNED}
     fixed = {"abstain": None, "target_precision": None}
     text = json.dumps(model.get_params() | learned | fixed, default=float)
-    plain: dict[str, Any] = json.loads(text)
+    plain: JsonObject = json.loads(text)
     return plain
 
 

@@ -27,6 +27,7 @@ from semigpc.io.atomic import (
     RELAXED,
     Count,
     FileFacts,
+    JsonObject,
     PathText,
     Positive,
     altered,
@@ -87,12 +88,12 @@ class ProjectSettings(TypedDict):
     bad_rows: list[Count]
     sample: Count
     seed: Count
-    parameters: dict[str, Any]
+    parameters: JsonObject
     fitted: dict[str, float | list[float]]
     classes: list[str]
     counts: NotRequired[dict[str, Count]]
     written: Written
-    key: dict[str, Any]
+    key: JsonObject
 
 
 @with_config(RELAXED)

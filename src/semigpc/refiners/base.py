@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Literal, NotRequired, Self, TypedDict
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +17,26 @@ Site = Literal["semantic", "aggregate", "final"]
 Moment = Literal["before", "after"]
 Feature = Literal["backbone", "projection"]
 Device = torch.device | str | None
+
+
+class LearnedScales(TypedDict):
+    """The scales of a learned kernel, and how often they changed."""
+
+    times: int
+    length_scale: NotRequired[float]
+    output_scale: float
+    noise_std: float
+
+
+class GPFacts(TypedDict):
+    """What summary.json states about the GP of a run."""
+
+    engine: str
+    engine_reason: str
+    entries: int
+    class_counts: list[int]
+    scales: dict[str, float]
+    learned: LearnedScales | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +158,7 @@ class Refiner(nn.Module):
         """
         return []
 
-    def facts(self) -> dict[str, Any] | None:
+    def facts(self) -> GPFacts | None:
         """Return what the summary of a run says about it, as JSON; None for nothing."""
         return None
 

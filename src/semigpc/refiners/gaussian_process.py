@@ -1,7 +1,7 @@
 """SemiGPC: the posterior mean of a GP over labelled features replaces the classifier's output."""
 
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from torch import Tensor
 from semigpc.gp import ExactGP, KernelHead
 from semigpc.gp.certainty import class_scales, expected_probability, explained_share
 from semigpc.pseudo_labels import one_hot
-from semigpc.refiners.base import Device, Moment, Placement, Refiner, Site
+from semigpc.refiners.base import Device, GPFacts, LearnedScales, Moment, Placement, Refiner, Site
 from semigpc.refiners.buffers import build_buffer
 from semigpc.refiners.gp_config import Confidence, GPConfig, build_engine, choose_engine
 from semigpc.refiners.tuning import build_learner, build_tuner
@@ -330,7 +330,7 @@ class GaussianProcessRefiner(Refiner):
         return copy
 
     @property
-    def learned(self) -> dict[str, Any] | None:
+    def learned(self) -> LearnedScales | None:
         """The learned scales, and how often they changed; None with learn="never"."""
         return None if self.learner is None else self.learner.learned
 
@@ -344,7 +344,7 @@ class GaussianProcessRefiner(Refiner):
             notes.append("refiner.confidence has no effect: the algorithm has no threshold.")
         return notes
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> GPFacts:
         """Return the engine and why it was chosen, the entries, and the scales."""
         return {
             "engine": self.choice.name,
@@ -369,7 +369,7 @@ def _as_output(features: Tensor) -> ModelOutput:
 
 
 def _adopt(
-    refiner: GaussianProcessRefiner, state: dict[str, Any], prefix: str = "", *_: object
+    refiner: GaussianProcessRefiner, state: dict[str, Tensor], prefix: str = "", *_: object
 ) -> None:
     """Load the scales of a state, before its rows: loading those rebuilds the engine."""
     for name, part in (("learner", refiner.learner), ("tuner", refiner.tuner)):

@@ -4,14 +4,14 @@ import logging
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from semigpc.gp import Engine, Kernel, NotPositiveDefiniteError, learn_kernel
 from semigpc.gp.scales import neighbour_length_scale, scales_of, with_scales
-from semigpc.refiners.base import Device
+from semigpc.refiners.base import Device, LearnedScales
 from semigpc.refiners.gp_config import GPConfig, build_kernel
 from semigpc.types import HostState
 
@@ -181,14 +181,16 @@ class KernelLearner(RunScales):
         self.register_buffer("times", torch.tensor(0, device=device))
 
     @property
-    def learned(self) -> dict[str, Any]:
+    def learned(self) -> LearnedScales:
         """How often something better was found, and the scales as they are now."""
         kernel, noise_std = self._kernel()
         length_scale, output_scale, _ = scales_of(kernel, noise_std).exp().tolist()
-        learned: dict[str, Any] = {"times": int(self.times)}
+        learned = LearnedScales(
+            times=int(self.times), output_scale=output_scale, noise_std=noise_std
+        )
         if self.config.has_length_scale:
             learned["length_scale"] = length_scale
-        return learned | {"output_scale": output_scale, "noise_std": noise_std}
+        return learned
 
     def after_step(self, step: int, engine: Engine, *, logit_scale: Tensor | float) -> None:
         """Learn, if it is time and the buffer holds enough rows.

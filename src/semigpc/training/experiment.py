@@ -17,7 +17,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from semigpc.addons import ADDONS, AddOnConfig
 from semigpc.algorithms import ALGORITHMS, FixMatchConfig
 from semigpc.data import DATASETS, AugmentConfig, DigitsConfig
-from semigpc.io.atomic import problem, shown
+from semigpc.io.atomic import JsonObject, problem, shown
 from semigpc.io.errors import SettingsError
 from semigpc.io.text import similar_names, unknown_name
 from semigpc.models import ModelConfig
@@ -242,7 +242,7 @@ class Experiment:
         refiner = REFINERS[self.refiner_name].label
         return " + ".join(filter(None, (algorithm, addon, refiner)))
 
-    def to_plain(self) -> dict[str, Any]:
+    def to_plain(self) -> JsonObject:
         """Return nested dictionaries; configs that are chosen by name have it as ``name``."""
         return to_plain(self)
 
@@ -322,9 +322,9 @@ def settings_of(room: str) -> Iterator[None]:
 # Plain dictionaries -------------------------------------------------------------------------------
 
 
-def to_plain(config: Any) -> dict[str, Any]:
+def to_plain(config: Any) -> JsonObject:
     """Return a config as dictionaries, lists, strings and numbers, with the ``name`` of choices."""
-    plain: dict[str, Any] = {}
+    plain: JsonObject = {}
     for each in dataclasses.fields(config):
         value = getattr(config, each.name)
         if not dataclasses.is_dataclass(value):
@@ -462,14 +462,14 @@ def _owners(entries: Mapping[str, Any], key: str) -> list[str]:
 
 def override(
     plain: Mapping[str, Any], assignments: Sequence[str], by_name: Collection[str] = ()
-) -> dict[str, Any]:
+) -> JsonObject:
     """Return a copy of nested dictionaries with ``train.lr=3e-4`` and the like applied.
 
     Values are JSON, or else text. A key out of ``by_name``, as in ``refiner.engine=ensemble``, gets
     another config with its defaults. This comes first, so that ``refiner.engine.members=4`` may
     stand before it. Keys that a group does not have are left to :func:`from_plain`.
     """
-    changed: dict[str, Any] = json.loads(json.dumps(plain))
+    changed: JsonObject = json.loads(json.dumps(plain))
     settings = [_split(assignment, by_name) for assignment in assignments]
     for key, text in sorted(settings, key=lambda setting: setting[0] not in by_name):
         *path, last = key.split(".")
@@ -519,9 +519,9 @@ def groups_by_name(config: Any, where: str = "") -> Iterator[str]:
             yield from groups_by_name(value, f"{key}.")
 
 
-def flattened(plain: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+def flattened(plain: Mapping[str, Any], where: str = "") -> JsonObject:
     """Return the values of nested dictionaries by dotted keys such as ``train.lr``."""
-    flat: dict[str, Any] = {}
+    flat: JsonObject = {}
     for key, value in plain.items():
         if isinstance(value, Mapping):
             flat |= flattened(value, f"{where}{key}.")
@@ -580,9 +580,9 @@ def _removed(key: str) -> SettingsError:
     return SettingsError(f"{key} was removed; {REMOVED_SETTINGS[key].instead}.")
 
 
-def upgraded(plain: Mapping[str, Any]) -> dict[str, Any]:
+def upgraded(plain: Mapping[str, Any]) -> JsonObject:
     """Return the settings of an old run without removed ones that changed nothing in it."""
-    settings: dict[str, Any] = json.loads(json.dumps(plain))
+    settings: JsonObject = json.loads(json.dumps(plain))
     for key, removed in REMOVED_SETTINGS.items():
         *path, last = key.split(".")
         _drop(_group(settings, path), last, removed.changed_nothing)
@@ -593,12 +593,12 @@ def upgraded(plain: Mapping[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def _drop(group: dict[str, Any], key: str, values: Collection[object]) -> None:
+def _drop(group: JsonObject, key: str, values: Collection[object]) -> None:
     if key in group and group[key] in values:
         del group[key]
 
 
-def _group(plain: dict[str, Any], path: Sequence[str]) -> dict[str, Any]:
+def _group(plain: JsonObject, path: Sequence[str]) -> JsonObject:
     """Return a nested dictionary; an empty one where there is none."""
     level: Any = plain
     for part in path:

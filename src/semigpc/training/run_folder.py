@@ -143,7 +143,7 @@ class RunSummary(TypedDict, total=False):
     temperatures: dict[Head, float]
     processes: Count
     class_groups: dict[str, list[Count]] | None
-    gp: dict[str, Any] | None
+    gp: Mapping[str, object] | None
     files: dict[str, FileFacts]
 
 
