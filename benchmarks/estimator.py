@@ -45,9 +45,8 @@ from benchmarks.tables import (
     study,
 )
 from semigpc.estimator import SemiGPClassifier, Status
-from semigpc.estimator.confidence import Answers, best_logit_scale
-from semigpc.estimator.fitting import TUNED_LABELS
-from semigpc.estimator.scaling import fit_scalings
+from semigpc.estimator.answers import Answers
+from semigpc.estimator.fitting import TUNED_LABELS, best_logit_scale, fit_scalings
 from semigpc.gp import Kernel, deal_rows
 from semigpc.gp.certainty import class_scales
 from semigpc.gp.kernels import make_kernel

@@ -45,8 +45,7 @@ from benchmarks.tables import (
     show,
     study,
 )
-from semigpc.estimator.confidence import best_logit_scale
-from semigpc.estimator.scaling import fit_scalings
+from semigpc.estimator.fitting import best_logit_scale, fit_scalings
 from semigpc.gp import RBF, Kernel
 from semigpc.gp.certainty import auto_logit_scale
 from semigpc.gp.scales import choose_by_grid, learn_kernel, left_out_residuals

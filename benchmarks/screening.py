@@ -41,7 +41,7 @@ from benchmarks.tables import (
     study,
 )
 from semigpc.estimator import SemiGPClassifier
-from semigpc.estimator.scaling import fit_scalings
+from semigpc.estimator.fitting import fit_scalings
 
 ROWS = ("known", "all")  # that a risk is of
 SHORT = {"probability": "prob."}  # as tables have it

@@ -38,7 +38,7 @@ from benchmarks.tables import (
     study,
 )
 from semigpc.estimator import SemiGPClassifier
-from semigpc.estimator.scaling import fit_scalings
+from semigpc.estimator.fitting import fit_scalings
 from semigpc.labeling.evidence import suspicion
 
 OURS = "semigpc"

@@ -34,7 +34,9 @@ ROOT = Path(semigpc.__file__).parent
 PAGE = ROOT.parents[1] / "docs" / "architecture.md"
 GROUND = re.compile(r"io/|report/wording$|cli/(__init__|failures|options|progress|tables)$")
 BATCH, ROW, CELL, ANSWER = "One batch", "One labelled row", "One cell of a comparison", "One answer"
-MOST_FILES = {BATCH: 24, ROW: 24, CELL: 17, ANSWER: 16}
+# An answer has one more than the 12 that were planned: the exact GP and its tiled inverse are two
+# files, as together they would have 750 lines.
+MOST_FILES = {BATCH: 23, ROW: 23, CELL: 17, ANSWER: 13}
 COMPOUND = (ast.For, ast.If, ast.Match, ast.Try, ast.While, ast.With)
 
 

@@ -6,14 +6,16 @@ import numpy as np
 import pytest
 import torch
 
+from semigpc.estimator.answers import left_out_scores
 from semigpc.estimator.classifier import read_targets
-from semigpc.estimator.confidence import (
+from semigpc.estimator.fitting import (
+    JOINING_CONFIDENCE,
+    TrainingRows,
     best_logit_scale,
     estimate_shares,
-    left_out_scores,
+    fit_scalings,
+    self_train,
 )
-from semigpc.estimator.fitting import JOINING_CONFIDENCE, TrainingRows, self_train
-from semigpc.estimator.scaling import fit_scalings
 from semigpc.gp.certainty import class_scales
 from semigpc.gp.kernels import make_kernel
 from tests.estimator.long_tail import blobs

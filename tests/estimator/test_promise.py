@@ -6,7 +6,7 @@ import torch
 from scipy.stats import binomtest
 
 from semigpc import SemiGPClassifier
-from semigpc.estimator.confidence import Decisions, Status
+from semigpc.estimator.answers import Decisions, Status
 from semigpc.estimator.promise import make_promise
 from tests.estimator.long_tail import blobs
 

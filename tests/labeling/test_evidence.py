@@ -9,12 +9,15 @@ import pytest
 from numpy.typing import NDArray
 
 from semigpc.estimator import LeftOutLabels, SemiGPClassifier
+from semigpc.estimator.answers import wilson
 from semigpc.labeling import evidence as module
 from semigpc.labeling.evidence import (
+    PEERS,
     STAYS,
     Codes,
     CrossValidation,
     HeldOut,
+    Peer,
     accepted,
     assign_folds,
     balanced_recall,
@@ -23,6 +26,7 @@ from semigpc.labeling.evidence import (
     confusions,
     cross_validate,
     find_suspects,
+    fit_peer,
     per_class,
     preparation,
     score,
@@ -30,9 +34,7 @@ from semigpc.labeling.evidence import (
     thresholds,
     too_few,
     weighted_share,
-    wilson,
 )
-from semigpc.labeling.peers import PEERS, Peer, fit_peer
 from semigpc.report.labeling_page import write_labeling_report
 from semigpc.report.labeling_summary import LabelingSummary
 from tests.report.labeled import make_facts

@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 from sklearn.semi_supervised import LabelSpreading
 
-from semigpc.labeling.peers import PEERS, Peer, fit_peer
+from semigpc.labeling.evidence import PEERS, Peer, fit_peer
 
 
 def two_groups(

@@ -1,15 +1,16 @@
 """The estimator: labels for rows of which a few are labelled, with the scikit-learn contract."""
 
-from semigpc.estimator.classifier import SemiGPClassifier
-from semigpc.estimator.confidence import (
+from semigpc.estimator.answers import (
+    SCALINGS,
     STATUSES,
     Answers,
     Explanation,
     LeftOutLabels,
+    Scaling,
     Status,
 )
+from semigpc.estimator.classifier import SemiGPClassifier
 from semigpc.estimator.promise import Promise
-from semigpc.estimator.scaling import SCALINGS, Scaling
 
 __all__ = [
     "SCALINGS",

@@ -14,7 +14,7 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from semigpc.estimator.confidence import (
+from semigpc.estimator.answers import (
     Answers,
     Calibration,
     Decisions,

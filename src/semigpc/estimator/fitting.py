@@ -1,7 +1,8 @@
-"""What ``fit`` does: choose hyper-parameters, self-train, and calibrate probabilities."""
+"""What ``fit`` does: scale rows, choose hyper-parameters, self-train, calibrate probabilities."""
 
 import math
 import warnings
+from copy import copy
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, Literal, NamedTuple, Self
@@ -9,18 +10,22 @@ from typing import Any, Literal, NamedTuple, Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.special import gammaln
+from sklearn.preprocessing import Normalizer, StandardScaler
+from sklearn.utils import gen_batches
 from torch import Tensor
 
-from semigpc.estimator.confidence import (
+from semigpc.estimator.answers import (
+    KNOTS,
+    SCALINGS,
     Decisions,
+    GaussianRanks,
     Integers,
-    best_logit_scale,
-    estimate_shares,
+    Scaling,
     left_out_scores,
 )
 from semigpc.estimator.memory import Memory
 from semigpc.estimator.promise import Promise, make_promise
-from semigpc.estimator.scaling import SCALINGS, Scaling, fit_scalings
 from semigpc.gp import Kernel
 from semigpc.gp.certainty import auto_logit_scale, class_scales
 from semigpc.gp.kernels import make_kernel
@@ -40,6 +45,23 @@ MOST_JOINED = 1500  # rows that join, shared evenly by the classes
 MOST_TOGETHER = 1600  # labelled and joined rows; fewer join where there would be more ...
 FEWEST_JOINED = 500  # ... but at least these
 UNIT_KERNELS = ("rbf", "laplace", "cosine")  # k(h, h) = 1, so that variances are shares of it
+LOGIT_SCALES = tuple(float(x) for x in np.geomspace(1.0, 80.0, 40))
+EM_ROUNDS = 200  # of expectation-maximisation at most
+CONVERGED_CHANGE = 1e-6  # of a share, below which it stops
+# Factor of lambda: left-out scores are less confident than those of unlabelled rows, and shares
+# estimated from soft scores collapse.
+SHARPENING = 2.0
+RELIED_SHARE = 0.15  # of the unlabelled rows that counts for the prior: their classes are estimates
+STRENGTHS = np.geomspace(1, 1e5, 41)  # tried, of the prior proportional to the labels, in labels
+LEAST_SHARE = 0.01  # of an even share: that of the pseudo-rows of a class
+# Largest over smallest count of labels up to which they count as chosen evenly by a person, so that
+# they contain nothing about shares.
+EVEN_RATIO = 1.5
+STATISTICS_ROWS = 8192  # whose statistics are taken at a time, to bound memory
+RANK_ROWS = 20_000  # rows from which the quantiles are estimated
+ENOUGH_LABELS = 200  # to choose among all scalings
+ALIKE_SHARE = 0.45  # of effective columns, from which columns count as one kind of quantity
+CONSTANT_RATIO = 1e-6  # deviation over mean up to which a column is constant in float32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -372,3 +394,126 @@ def _most_confident(probs: Tensor, quota: int) -> Tensor:
         order = confidence[confident].argsort(descending=True, stable=True)
         chosen.append(confident[order[:quota]])
     return torch.cat(chosen)
+
+
+# Scalings --------------------------------------------------------------------------------
+
+
+def fit_scalings(X: NDArray[Any], name: str = "auto", *, labels: int = 0) -> dict[str, Scaling]:
+    """Return the scaling of this name, or those that ``auto`` chooses from, by name. O(n D).
+
+    Statistics are those of all rows (n, D). 200 labels are enough to tell which of all scalings is
+    best. With fewer, the effective number of columns decides between two pairs of them:
+    (sum_j v_j)^2 / sum_j v_j^2 with v_j the variances of the columns. Where it is small beside D,
+    some columns have much larger units than others, so the table is one of unlike quantities.
+    """
+    standard = StandardScaler()
+    for batch in gen_batches(len(X), STATISTICS_ROWS):
+        standard.partial_fit(X[batch])
+    centering = copy(standard).set_params(with_std=False)
+    is_constant = np.sqrt(standard.var_) <= CONSTANT_RATIO * np.abs(standard.mean_)
+    standard.scale_ = np.where(is_constant, np.inf, standard.scale_)
+    names: tuple[str, ...] = (name,)
+    if name == "auto":
+        v = standard.var_
+        effective = v.sum() ** 2 / max(np.square(v).sum(), 1e-300) / len(v)
+        names = ("unit", "centered") if effective >= ALIKE_SHARE else ("standard", "rank")
+        names = ("unit", "centered", "standard", "rank") if labels >= ENOUGH_LABELS else names
+    steps = {
+        "none": (),
+        "unit": (Normalizer(),),
+        "centered": (centering, Normalizer(copy=False)),
+        "standard": (standard,),
+    }
+    return {one: Scaling(one, (_fit_ranks(X),) if one == "rank" else steps[one]) for one in names}
+
+
+def _fit_ranks(X: NDArray[Any]) -> GaussianRanks:
+    sample = X[:: -(-len(X) // RANK_ROWS)]
+    quantiles = np.quantile(sample, np.linspace(0, 1, KNOTS), axis=0).T
+    return GaussianRanks(np.ascontiguousarray(quantiles, np.float32))
+
+
+# Scale of the logits, and class shares ------------------------------------------------------------
+
+
+def best_logit_scale(scores: Tensor, codes: Tensor, default: float) -> float:
+    """Return the lambda of largest likelihood of softmax(lambda s), classes counting the same.
+
+    One pseudo-observation per class at the default prevents certainty from a handful of labels that
+    are all predicted right. O(n C) for each value tried.
+
+    Args:
+        scores: (n, C) of rows that did not take part; rows whose own class is -inf are left out.
+            codes: (n,).
+        default: lambda where nothing can be learned.
+    """
+    rows = torch.arange(len(codes))
+    usable = scores[rows, codes].isfinite()
+    scores = scores[usable]
+    codes = codes[usable]
+    if not len(codes):
+        return default
+    counts = torch.bincount(codes, minlength=scores.shape[1]).to(scores)
+    weights = 1 / counts[codes]
+    n_c = float(len(codes)) / float((counts > 0).sum())
+
+    def loss(scale: float) -> float:
+        own = torch.log_softmax(scale * scores, dim=1)[rows[: len(codes)], codes]
+        return -float(weights @ own / weights.sum()) + math.log(scale / default) ** 2 / n_c
+
+    return min(LOGIT_SCALES, key=loss)
+
+
+def estimate_shares(scores: Tensor, scale: float, counts: Tensor) -> Tensor:
+    """Return class shares of unlabelled rows by expectation-maximisation.
+
+        r_ic ~ pi_c softmax(2 lambda s_i)_c
+        pi_c ~ max(1, u / 100 C) + kappa n_c / n + sum_i r_ic
+
+    The prior is proportional to the labels. The first term are pseudo-rows, so that no share
+    becomes 0. kappa is chosen each round: it
+    maximises the likelihood of the counts sum_i r_ic, of which 15 % are relied on, under a
+    Dirichlet-multinomial distribution around n_c / n. Labels that are drawn like the other rows
+    thus decide about rare classes, and labels that are not have little weight. Where all classes
+    have about as many labels, somebody chose them so, and kappa is 0. O(u C) a round.
+
+    Args:
+        scores: (u, C) of the unlabelled rows, with equal evidence for every class. scale: lambda.
+        counts: (C,) labels of each class; a class without labels has no share.
+    """
+    present = counts > 0
+    if not len(scores):
+        return counts / counts.sum()
+    probs = torch.softmax(
+        (SHARPENING * scale * scores.double()).masked_fill(~present, -math.inf), dim=1
+    )
+    likely = (counts / counts.sum()).numpy()
+    pseudo = present.double().numpy() * max(1.0, LEAST_SHARE * len(scores) / len(counts))
+    even = float(counts.max() / counts[present].min()) <= EVEN_RATIO
+    shares = present.double() / present.sum()
+    for _ in range(EM_ROUNDS):
+        joint = probs * shares
+        rows = (joint / joint.sum(dim=1, keepdim=True).clamp_min(1e-30)).sum(dim=0).numpy()
+        kappa = (
+            0.0
+            if even
+            else _strength(RELIED_SHARE * rows[pseudo > 0], likely[pseudo > 0]) / RELIED_SHARE
+        )
+        total = rows + kappa * likely + pseudo
+        before = shares
+        shares = torch.from_numpy(total / total.sum())
+        if float((shares - before).abs().max()) < CONVERGED_CHANGE:
+            break
+    return shares
+
+
+def _strength(rows: NDArray[np.float64], likely: NDArray[np.float64]) -> float:
+    """Return the kappa of largest Dirichlet-multinomial likelihood of counts (C,)."""
+    prior = STRENGTHS[:, None] * likely
+    evidence = (
+        gammaln(STRENGTHS)
+        - gammaln(STRENGTHS + rows.sum())
+        + (gammaln(prior + rows) - gammaln(prior)).sum(axis=1)
+    )
+    return float(STRENGTHS[evidence.argmax()])

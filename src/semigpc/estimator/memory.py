@@ -398,7 +398,7 @@ class Memory:
 
         as if row i had never been labelled: a_-i = K_-i^-1 y, 1_-i the same for targets of ones, pi
         and s the shares and scales of the labels without the row. Their sum is the score of
-        :func:`semigpc.estimator.confidence.left_out_scores`. O(B sum_m n (D + n)), for few rows.
+        :func:`semigpc.estimator.answers.left_out_scores`. O(B sum_m n (D + n)), for few rows.
 
         Args:
             rows: (B,) numbers of rows with a given label. codes: (B,) the class to explain for

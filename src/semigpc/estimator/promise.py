@@ -35,7 +35,7 @@ from scipy.special import expit, gammaincinv, logit
 from scipy.stats import beta, poisson
 from torch import Tensor
 
-from semigpc.estimator.confidence import Decisions
+from semigpc.estimator.answers import Decisions
 
 PROBABILITY = 0.9  # with which a promise is kept
 NEVER = 1.0 + 1e-6  # a confidence that no row reaches

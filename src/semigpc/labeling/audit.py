@@ -19,11 +19,11 @@ from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
 from semigpc.estimator import Status
+from semigpc.estimator.answers import Z95, Interval95
 from semigpc.io.atomic import RELAXED, Count, Positive, Share, read_json, shown, write_json
 from semigpc.io.errors import DataError
 from semigpc.io.tables import SUFFIXES, as_label, is_table, read_pairs
 from semigpc.io.text import listed, similar_names
-from semigpc.labeling.evidence import Z95, Interval95
 from semigpc.labeling.project import Project, own_names, write_hand_table
 
 TABLE = "audit.csv"

@@ -2,7 +2,10 @@
 
 The model's own predictions are closed forms of one inverse: the labels of a fold are taken out of
 the posterior, while its hyper-parameters and class shares stay those of all labels, and rows that
-joined in self-training are not used. Other methods are fitted on the other folds.
+joined in self-training are not used. Other methods, classifiers of scikit-learn, are fitted on the
+other folds. Rows of D >= 128 numbers are taken for embeddings and scaled to unit length for them,
+since features of a network are compared by angle; narrower rows are taken for columns of a table
+and standardised, by mean and deviation over the labelled and unlabelled rows together.
 
 Held-out labels stand for the unlabelled rows, among which classes may have other shares than among
 the labels. So where precision, coverage and reliability are measured, a label of class c has the
@@ -14,19 +17,26 @@ and intervals are those of (sum w)^2 / sum w^2 labels. Accuracy, recall and conf
 counts.
 """
 
-import math
 import time
+import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import count
 from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
+from sklearn.decomposition import PCA
+from sklearn.linear_model import LogisticRegression
+from sklearn.neighbors import KNeighborsClassifier, NearestCentroid
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import Normalizer, StandardScaler
+from sklearn.semi_supervised import LabelSpreading, SelfTrainingClassifier
 
 from semigpc.estimator import LeftOutLabels, SemiGPClassifier
+from semigpc.estimator.answers import Interval95, wilson
 from semigpc.gp.certainty import reliability
 from semigpc.gp.scales import draw_by_class
-from semigpc.labeling.peers import EMBEDDING_WIDTH, PEERS, Peer, fit_peer
 from semigpc.report.labeling_summary import (
     Accepted,
     Accuracy,
@@ -49,22 +59,15 @@ FEWEST_HELD_OUT = 10  # labels; from fewer nothing useful can be estimated
 SUSPICION = 0.95
 FOLDS = 5  # of the cross-validation
 STAYS = -1  # the fold of a label that is never held out
-Z95 = 1.959963984540054  # normal quantile of a two-sided 95% interval
 CURVE_POINTS = 50  # of coverage against precision
 RELIABILITY_BINS = 10
+# Features from which rows are scaled to unit length instead of column by column.
+EMBEDDING_WIDTH = 128
 
 Codes = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Features = NDArray[Any]  # (n, D)
 Progress = Callable[[int, int], None]
-
-
-class Interval95(NamedTuple):
-    """A share with its 95% interval; all None where nothing was counted."""
-
-    value: float | None
-    low: float | None
-    high: float | None
 
 
 class Scores(TypedDict):
@@ -271,23 +274,6 @@ def _weights(model: SemiGPClassifier, codes: Codes, unlabeled: int) -> Floats:
 # Figures ------------------------------------------------------------------------------------------
 
 
-def wilson(successes: float, trials: float) -> Interval95:
-    """Return the share of successes with Wilson's 95% interval, also for few trials.
-
-        (p + z^2/2n  -+  z sqrt(p (1 - p)/n + z^2/4n^2)) / (1 + z^2/n)     p = successes / n
-
-    for n trials. Neither need be whole, since weighted counts have an effective number of trials;
-    ``scipy.stats.binomtest`` requires whole numbers.
-    """
-    if trials <= 0:
-        return Interval95(None, None, None)
-    p = min(1.0, successes / trials)
-    middle = p + Z95**2 / (2 * trials)
-    spread = Z95 * math.sqrt(p * (1 - p) / trials + (Z95 / (2 * trials)) ** 2)
-    scale = 1 + Z95**2 / trials
-    return Interval95(p, max(0.0, (middle - spread) / scale), min(1.0, (middle + spread) / scale))
-
-
 def weighted_share(right: NDArray[np.bool_], weights: Floats) -> Interval95:
     """Return the share of the weights (n,) that is ``right`` (n,).
 
@@ -458,6 +444,124 @@ def find_suspects(model: SemiGPClassifier) -> list[Suspect]:
 
 
 # Other methods ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A classifier to compare with.
+
+    Args:
+        name: for programs. title: for people.
+        build: returns the scikit-learn classifier, not yet fitted, for n_l labelled rows, of unit
+            length or standardised.
+        uses_unlabeled: whether it is fitted on unlabelled rows too.
+    """
+
+    name: str
+    title: str
+    build: Callable[[int, bool], Any]
+    uses_unlabeled: bool = False
+
+
+@dataclass
+class FittedPeer:
+    """A fitted peer; ``remarks`` are the warnings of scikit-learn, each once, one line each."""
+
+    scaler: Any
+    classifier: Any
+    remarks: tuple[str, ...]
+
+    def predict(self, X: Features) -> Codes:
+        """Return the classes (M,) of rows (M, D) by scikit-learn's own ``predict``.
+
+        LabelSpreading returns the first class for rows that no label reaches; how many there are is
+        added to ``remarks``.
+        """
+        scaled = self.scaler.transform(X)
+        with warnings.catch_warnings(record=True), np.errstate(all="ignore"):
+            warnings.simplefilter("always")
+            codes = np.asarray(self.classifier.predict(scaled), dtype=np.int64)
+            if isinstance(self.classifier, LabelSpreading):
+                is_known = np.isfinite(self.classifier.predict_proba(scaled)).all(axis=1)
+                unreached = int((~is_known).sum())
+                if unreached:
+                    rows = f"{unreached} of {len(codes)} rows"
+                    self.remarks += (f"no label reaches {rows}: they get the first class",)
+        return codes
+
+
+def fit_peer(peer: Peer, X: Features, codes: Codes, unlabeled: Features) -> FittedPeer:
+    """Fit a peer as its users would.
+
+    Args:
+        peer: one of PEERS.
+        X: (n_l, D) labelled rows. codes: (n_l,) their classes, integers >= 0.
+        unlabeled: (u, D) rows without labels, u may be 0. They also count in the means and
+            deviations of the columns.
+
+    Raises:
+        Exception: from scikit-learn; a comparison catches it and reports the peer as failed.
+    """
+    unit = X.shape[1] >= EMBEDDING_WIDTH
+    scaler = Normalizer() if unit else StandardScaler()
+    scaler.fit(np.concatenate([X, unlabeled]))
+    if not peer.uses_unlabeled and X.shape[1] > len(X):
+        # A rotation to fewer columns changes no prediction, only the time.
+        scaler = make_pipeline(scaler, PCA().fit(scaler.transform(X)))
+    rows = scaler.transform(X)
+    known = np.asarray(codes, dtype=np.int64)
+    if peer.uses_unlabeled and len(unlabeled):
+        rows = np.concatenate([rows, scaler.transform(unlabeled)])
+        known = np.concatenate([known, np.full(len(unlabeled), -1, dtype=np.int64)])
+    classifier = peer.build(len(X), unit)
+    with warnings.catch_warnings(record=True) as caught, np.errstate(all="ignore"):
+        warnings.simplefilter("always")
+        # Only shrunken centroids would use it.
+        warnings.filterwarnings("ignore", message="self.within_class_std_dev_")
+        classifier.fit(rows, known)
+    remarks = (str(warning.message).strip().split("\n")[0].strip() for warning in caught)
+    return FittedPeer(scaler, classifier, tuple(dict.fromkeys(remarks)))
+
+
+def _logistic(unit: bool, *, balanced: bool) -> Any:
+    """Return a classifier, with less regularisation for unit vectors.
+
+    Their coordinates are small, so weights are large.
+    """
+    weight = "balanced" if balanced else None
+    return LogisticRegression(C=10.0 if unit else 1.0, max_iter=2000, class_weight=weight)
+
+
+PEERS: dict[str, Peer] = {
+    peer.name: peer
+    for peer in (
+        Peer("knn1", "Nearest neighbour", lambda *_: KNeighborsClassifier(n_neighbors=1)),
+        Peer(
+            "knn5",
+            "5 nearest neighbours",
+            lambda labeled, _: KNeighborsClassifier(n_neighbors=min(5, labeled)),
+        ),
+        Peer("class_mean", "Nearest class mean", lambda *_: NearestCentroid()),
+        Peer("logistic", "Logistic regression", lambda _, unit: _logistic(unit, balanced=False)),
+        Peer(
+            "logistic_balanced",
+            "Logistic regression, balanced",
+            lambda _, unit: _logistic(unit, balanced=True),
+        ),
+        Peer(
+            "label_spreading",
+            "LabelSpreading",
+            lambda *_: LabelSpreading(kernel="knn", n_neighbors=7, max_iter=100),
+            uses_unlabeled=True,
+        ),
+        Peer(
+            "self_training",
+            "SelfTraining (balanced logistic)",
+            lambda _, unit: SelfTrainingClassifier(_logistic(unit, balanced=True), threshold=0.75),
+            uses_unlabeled=True,
+        ),
+    )
+}
 
 
 def compare_peers(

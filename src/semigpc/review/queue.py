@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from semigpc.estimator import STATUSES, Status
-from semigpc.labeling.evidence import SUSPICION, left_out_probs, suspicion, wilson
+from semigpc.estimator.answers import wilson
+from semigpc.labeling.evidence import SUSPICION, left_out_probs, suspicion
 from semigpc.labeling.suggest import codes_in_need
 from semigpc.report.wording import no_new_labels
 from semigpc.review.journal import Answer

@@ -1,31 +1,26 @@
-"""What the estimator returns, and how scores become calibrated probabilities and class shares."""
+"""What the estimator returns, and the steps around its GP: from rows to points, from scores to
+probabilities.
+
+Also the interval of a share, for whoever counts which answers are right.
+"""
 
 import math
+from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.special import gammaln
 from torch import Tensor
 
 from semigpc.gp.certainty import class_scales
 
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
-LOGIT_SCALES = tuple(float(x) for x in np.geomspace(1.0, 80.0, 40))
-EM_ROUNDS = 200  # of expectation-maximisation at most
-CONVERGED_CHANGE = 1e-6  # of a share, below which it stops
-# Factor of lambda: left-out scores are less confident than those of unlabelled rows, and shares
-# estimated from soft scores collapse.
-SHARPENING = 2.0
-RELIED_SHARE = 0.15  # of the unlabelled rows that counts for the prior: their classes are estimates
-STRENGTHS = np.geomspace(1, 1e5, 41)  # tried, of the prior proportional to the labels, in labels
-LEAST_SHARE = 0.01  # of an even share: that of the pseudo-rows of a class
-# Largest over smallest count of labels up to which they count as chosen evenly by a person, so that
-# they contain nothing about shares.
-EVEN_RATIO = 1.5
+SCALINGS = ("none", "unit", "centered", "standard", "rank")
+KNOTS = 257  # quantiles from which ranks are computed
+Z95 = 1.959963984540054  # normal quantile of a two-sided 95% interval
 
 
 class Status(IntEnum):
@@ -117,6 +112,55 @@ class LeftOutLabels(NamedTuple):
     variance: Floats
 
 
+# From rows to points ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """A named sequence of fitted transformers.
+
+    ``unit`` divides a row by its length, which suits embeddings; ``centered`` subtracts the mean
+    first. ``standard`` gives every column mean 0 and deviation 1, and ``rank`` replaces values by
+    those of a standard normal in the order of the column, so that outliers and skewed columns have
+    no more weight than others: both suit tables of unlike quantities. ``none`` changes nothing.
+
+    Args:
+        name: one of SCALINGS. steps: what is applied to rows, in this order.
+    """
+
+    name: str
+    steps: tuple[Any, ...]
+
+    def __call__(self, X: NDArray[Any]) -> Tensor:
+        """Return the points (M, D) of rows (M, D), float32. O(M D).
+
+        A row that is 0 after centring stays 0.
+        """
+        points = np.require(X, np.float32, "W")  # torch has no read-only tensors
+        for step in self.steps if len(points) else ():  # scikit-learn's reject empty arrays
+            points = step.transform(points)
+        return torch.from_numpy(points)
+
+
+class GaussianRanks:
+    """Values of a standard normal by rank; ``knots`` (D, KNOTS) are quantiles of each column."""
+
+    def __init__(self, knots: NDArray[np.float32]) -> None:
+        self.knots = torch.from_numpy(knots)
+
+    def transform(self, X: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return the normal values (M, D) of rows (M, D). O(M D log KNOTS)."""
+        columns = torch.from_numpy(X).mT.contiguous()
+        below = torch.searchsorted(self.knots, columns)
+        above = torch.searchsorted(self.knots, columns, right=True)
+        # Values that occur often get the middle of their ranks.
+        shares = (below + above + 1).float() / (2 * KNOTS + 2)
+        return torch.special.ndtri(shares).mT.contiguous().numpy()  # type: ignore[no-any-return]
+
+
+# From scores to probabilities --------------------------------------------------------------------
+
+
 class Decisions(NamedTuple):
     """Classes (M,) decided for M rows, and probabilities (M, C) under the estimated shares."""
 
@@ -199,83 +243,29 @@ def left_out_scores(
     return scores.masked_fill(impossible, -math.inf)
 
 
-def best_logit_scale(scores: Tensor, codes: Tensor, default: float) -> float:
-    """Return the lambda of largest likelihood of softmax(lambda s), classes counting the same.
+# Counted answers --------------------------------------------------------------------------------
 
-    One pseudo-observation per class at the default prevents certainty from a handful of labels that
-    are all predicted right. O(n C) for each value tried.
 
-    Args:
-        scores: (n, C) of rows that did not take part; rows whose own class is -inf are left out.
-            codes: (n,).
-        default: lambda where nothing can be learned.
+class Interval95(NamedTuple):
+    """A share with its 95% interval; all None where nothing was counted."""
+
+    value: float | None
+    low: float | None
+    high: float | None
+
+
+def wilson(successes: float, trials: float) -> Interval95:
+    """Return the share of successes with Wilson's 95% interval, also for few trials.
+
+        (p + z^2/2n  -+  z sqrt(p (1 - p)/n + z^2/4n^2)) / (1 + z^2/n)     p = successes / n
+
+    for n trials. Neither need be whole, since weighted counts have an effective number of trials;
+    ``scipy.stats.binomtest`` requires whole numbers.
     """
-    rows = torch.arange(len(codes))
-    usable = scores[rows, codes].isfinite()
-    scores = scores[usable]
-    codes = codes[usable]
-    if not len(codes):
-        return default
-    counts = torch.bincount(codes, minlength=scores.shape[1]).to(scores)
-    weights = 1 / counts[codes]
-    n_c = float(len(codes)) / float((counts > 0).sum())
-
-    def loss(scale: float) -> float:
-        own = torch.log_softmax(scale * scores, dim=1)[rows[: len(codes)], codes]
-        return -float(weights @ own / weights.sum()) + math.log(scale / default) ** 2 / n_c
-
-    return min(LOGIT_SCALES, key=loss)
-
-
-def estimate_shares(scores: Tensor, scale: float, counts: Tensor) -> Tensor:
-    """Return class shares of unlabelled rows by expectation-maximisation.
-
-        r_ic ~ pi_c softmax(2 lambda s_i)_c
-        pi_c ~ max(1, u / 100 C) + kappa n_c / n + sum_i r_ic
-
-    The prior is proportional to the labels. The first term are pseudo-rows, so that no share
-    becomes 0. kappa is chosen each round: it
-    maximises the likelihood of the counts sum_i r_ic, of which 15 % are relied on, under a
-    Dirichlet-multinomial distribution around n_c / n. Labels that are drawn like the other rows
-    thus decide about rare classes, and labels that are not have little weight. Where all classes
-    have about as many labels, somebody chose them so, and kappa is 0. O(u C) a round.
-
-    Args:
-        scores: (u, C) of the unlabelled rows, with equal evidence for every class. scale: lambda.
-        counts: (C,) labels of each class; a class without labels has no share.
-    """
-    present = counts > 0
-    if not len(scores):
-        return counts / counts.sum()
-    probs = torch.softmax(
-        (SHARPENING * scale * scores.double()).masked_fill(~present, -math.inf), dim=1
-    )
-    likely = (counts / counts.sum()).numpy()
-    pseudo = present.double().numpy() * max(1.0, LEAST_SHARE * len(scores) / len(counts))
-    even = float(counts.max() / counts[present].min()) <= EVEN_RATIO
-    shares = present.double() / present.sum()
-    for _ in range(EM_ROUNDS):
-        joint = probs * shares
-        rows = (joint / joint.sum(dim=1, keepdim=True).clamp_min(1e-30)).sum(dim=0).numpy()
-        kappa = (
-            0.0
-            if even
-            else _strength(RELIED_SHARE * rows[pseudo > 0], likely[pseudo > 0]) / RELIED_SHARE
-        )
-        total = rows + kappa * likely + pseudo
-        before = shares
-        shares = torch.from_numpy(total / total.sum())
-        if float((shares - before).abs().max()) < CONVERGED_CHANGE:
-            break
-    return shares
-
-
-def _strength(rows: NDArray[np.float64], likely: NDArray[np.float64]) -> float:
-    """Return the kappa of largest Dirichlet-multinomial likelihood of counts (C,)."""
-    prior = STRENGTHS[:, None] * likely
-    evidence = (
-        gammaln(STRENGTHS)
-        - gammaln(STRENGTHS + rows.sum())
-        + (gammaln(prior + rows) - gammaln(prior)).sum(axis=1)
-    )
-    return float(STRENGTHS[evidence.argmax()])
+    if trials <= 0:
+        return Interval95(None, None, None)
+    p = min(1.0, successes / trials)
+    middle = p + Z95**2 / (2 * trials)
+    spread = Z95 * math.sqrt(p * (1 - p) / trials + (Z95 / (2 * trials)) ** 2)
+    scale = 1 + Z95**2 / trials
+    return Interval95(p, max(0.0, (middle - spread) / scale), min(1.0, (middle + spread) / scale))
