@@ -110,8 +110,9 @@ def export_run(
     """Write a run as one file that needs no semigpc, check it, and describe it in FILE.json.
 
     The file appears under its name once its probabilities for CHECK_IMAGES images are those of the
-    run, to TOLERANCE. Its input is RGB images in [0, 1] of the right size; the network, a frozen one
-    below it, and the GP are inside. The GP has the buffer of the checkpoint, as in ``semigpc predict``.
+    run, to TOLERANCE. Its input is RGB images in [0, 1] of the right size; the network, a frozen
+    one below it, and the GP are inside. The GP has the buffer of the checkpoint, as in ``semigpc
+    predict``.
 
     Args:
         folder: of the run.
