@@ -253,7 +253,10 @@ class PretendDevice(TorchDispatchMode):
                 "out", args[0] if name == "where" or name.endswith("_") else None
             )  # a condition, or written
             if not (number and takes and on_host[0] is not never):
-                found = "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"
+                found = (
+                    "Expected all tensors to be on the same device, but found at least two "
+                    "devices, cuda:0 and cpu!"
+                )
                 raise RuntimeError(f"{found} ({name})")
             if name in INDEXING:
                 self.copied(on_host[0], on_host[0].dtype, non_blocking=False)
@@ -272,7 +275,8 @@ class PretendDevice(TorchDispatchMode):
                 continue
             if (home, own) == (CPU, CUDA):
                 raise RuntimeError(
-                    "indices should be either on cpu or on the same device as the indexed tensor (cpu)"
+                    "indices should be either on cpu or on the same device as the indexed tensor "
+                    "(cpu)"
                 )
             if (home, own) == (CUDA, CPU):
                 self.copied(index, index.dtype, non_blocking=False)
@@ -366,7 +370,8 @@ def _methods(pretended: PretendDevice) -> dict[str, Any]:
         def checked(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
             if _device(tensor) == CUDA:
                 raise TypeError(
-                    "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy it first."
+                    "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy it "
+                    "first."
                 )
             return read(tensor, *args, **kwargs)
 

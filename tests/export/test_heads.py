@@ -67,7 +67,7 @@ class Several(torch.nn.Module):
 
 
 class Compared(NamedTuple):
-    """Refiners, what the refiner of each case says of the rows, (CHECK_IMAGES, C), and what each runtime
+    """Refiners, what the refiner of each case returns for the rows, (M, C), and what each runtime
     does.
     """
 

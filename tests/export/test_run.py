@@ -161,10 +161,9 @@ def test_what_trained_with_16_bits_answers_in_float32(
         monkeypatch, experiment=load_run(plain).experiment.override(["train.precision=bf16-mixed"])
     )
     done = export_run(plain, kind="torch", out=tmp_path / "model.pt2")
-    note = (
-        "Computes in float32, and is compared with the run in float32; it trained with bf16-mixed."
-    )
-    assert done.facts["notes"] == [note]
+    (note,) = done.facts["notes"]
+    assert "float32" in note
+    assert "bf16-mixed" in note
 
 
 def test_a_gp_that_has_seen_nothing_is_left_out(
@@ -223,7 +222,10 @@ def test_without_its_images_it_is_checked_on_random_ones(
     monkeypatch.setattr(LoadedRun, "part", gone)
     done = export_run(plain, kind="torch", out=tmp_path / "model.pt2")
     assert done.facts["check"]["random_images"] == CHECK_IMAGES
-    note = "Checked on random images alone: the test images could not be loaded (the test images have changed.)."
+    note = (
+        "Checked on random images alone: the test images could not be loaded (the test images have "
+        "changed.)."
+    )
     assert note in done.facts["notes"]
 
 

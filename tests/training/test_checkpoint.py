@@ -56,7 +56,7 @@ def test_a_failed_write_leaves_the_old_file_and_no_litter(
     monkeypatch.setattr(tensors, "save_file", full)
     with pytest.raises(
         WriteError,
-        match=r"the checkpoint .*disk is full.*The previous file was not modified.*It takes 0\.0 MB",
+        match=r"the checkpoint .*disk is full.* not modified.*It takes 0\.0 MB",
     ):
         write_checkpoint(path, {"a": {"x": torch.zeros(2)}}, {"step": 2})
     assert read_checkpoint(path).state == {"step": 1}
@@ -161,7 +161,7 @@ def test_a_file_that_is_something_else_is_refused(tmp_path: Path, change: str) -
             os.mkfifo(path)
     with pytest.raises(
         CheckpointError,
-        match=r"last\.safetensors (is damaged|cannot be read: it (has no checksum|is a folder|is a named pipe))",
+        match=r"last\.safetensors (is damaged|cannot be read: it (has no checksum|is a))",
     ):
         read_checkpoint(path)
 
@@ -174,15 +174,8 @@ def test_equal_tensors_make_equal_files(tmp_path: Path) -> None:
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("runs") / "whole"
-    train(EXPERIMENT, path)
-    return path
-
-
-def damaged(finished: Path, tmp_path: Path, *names: str) -> RunFolder:
-    folder = RunFolder(shutil.copytree(finished, tmp_path / "run"))
+def damaged(run: Path, *names: str) -> RunFolder:
+    folder = RunFolder(run)
     for name in names:
         path = folder.path / "checkpoints" / f"{name}.safetensors"
         flip(path, path.stat().st_size - 100, random.Random(seed()))
@@ -190,13 +183,11 @@ def damaged(finished: Path, tmp_path: Path, *names: str) -> RunFolder:
 
 
 @pytest.mark.slow
-def test_the_best_checkpoint_stands_in_for_a_damaged_last_one(
-    finished: Path, tmp_path: Path
-) -> None:
+def test_the_best_checkpoint_stands_in_for_a_damaged_last_one(finished_copy: Path) -> None:
     """What the message says to do works: the run goes on from there to its end."""
-    folder = damaged(finished, tmp_path, "last")
+    folder = damaged(finished_copy, "last")
     step = read_checkpoint(folder.best).state["step"]
-    offer = rf"last\.safetensors is damaged.*best\.safetensors is intact, of step {step}: copy it to last"
+    offer = rf"last\.safetensors is damaged.*best\.safetensors .*step {step}: copy it to last"
     with pytest.raises(CheckpointError, match=offer):
         train(EXPERIMENT, folder.path, resume=True)
     shutil.copy(folder.best, folder.last)
@@ -205,20 +196,18 @@ def test_the_best_checkpoint_stands_in_for_a_damaged_last_one(
     assert load_run(folder.path, "last").step == STEPS
 
 
-def test_the_last_checkpoint_stands_in_for_a_damaged_best_one(
-    finished: Path, tmp_path: Path
-) -> None:
-    folder = damaged(finished, tmp_path, "best")
+def test_the_last_checkpoint_stands_in_for_a_damaged_best_one(finished_copy: Path) -> None:
+    folder = damaged(finished_copy, "best")
     with pytest.raises(
         CheckpointError,
-        match=rf"best\.safetensors is damaged.*intact, of step {STEPS}: use it with checkpoint=last",
+        match=rf"best\.safetensors is damaged.*step {STEPS}: use it with checkpoint=last",
     ):
         load_run(folder.path)
     assert load_run(folder.path, "last").step == STEPS
 
 
-def test_two_damaged_checkpoints_are_named(finished: Path, tmp_path: Path) -> None:
-    folder = damaged(finished, tmp_path, "best", "last")
+def test_two_damaged_checkpoints_are_named(finished_copy: Path) -> None:
+    folder = damaged(finished_copy, "best", "last")
     with pytest.raises(
         CheckpointError,
         match=r"last\.safetensors is damaged.*best\.safetensors cannot be used either",
@@ -245,10 +234,10 @@ def test_two_damaged_checkpoints_are_named(finished: Path, tmp_path: Path) -> No
     ],
 )
 def test_a_state_that_cannot_be_is_refused(
-    finished: Path, tmp_path: Path, changes: dict[str, Any], message: str
+    finished_copy: Path, changes: dict[str, Any], message: str
 ) -> None:
     """Also with a checksum that fits: it was written so."""
-    folder = RunFolder(shutil.copytree(finished, tmp_path / "run"))
+    folder = RunFolder(finished_copy)
     found = read_checkpoint(folder.last)
     folder.best.unlink()
     with replacing(folder.last) as draft:
@@ -273,10 +262,10 @@ def test_a_state_that_cannot_be_is_refused(
     ],
 )
 def test_a_file_that_was_changed_since_is_noticed(
-    finished: Path, tmp_path: Path, file: str, key: str, value: Any
+    finished_copy: Path, file: str, key: str, value: Any
 ) -> None:
     """Swapped names of classes would make every prediction wrong without a word."""
-    folder = RunFolder(shutil.copytree(finished, tmp_path / "run"))
+    folder = RunFolder(finished_copy)
     path = folder.path / f"{file}.json"
     plain = json.loads(path.read_text())
     plain[key] = plain[key] | value if isinstance(value, dict) else value
@@ -288,8 +277,8 @@ def test_a_file_that_was_changed_since_is_noticed(
         load_run(folder.path)
 
 
-def test_what_a_machine_can_do_may_change(finished: Path, tmp_path: Path) -> None:
-    folder = RunFolder(shutil.copytree(finished, tmp_path / "run"))
+def test_what_a_machine_can_do_may_change(finished_copy: Path) -> None:
+    folder = RunFolder(finished_copy)
     plain = json.loads(folder.config.read_text())
     plain["train"] |= {"eval_batch": 3, "workers": 1, "threads": 2}
     folder.config.write_text(json.dumps(plain))

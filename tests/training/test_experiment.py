@@ -136,7 +136,7 @@ def test_later_settings_win() -> None:
         ),
         (
             "refiner.engine.membres=3",
-            r"unknown setting 'refiner\.engine\.membres'; did you mean 'refiner\.engine\.members'\?",
+            r"'refiner\.engine\.membres'; did you mean 'refiner\.engine\.members'\?",
         ),
         (
             "refiner.engine.members=many",

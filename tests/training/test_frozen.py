@@ -63,7 +63,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def frozen_run(
     algorithm: str = "fixmatch", refiner: str = "gp", *settings: str, seed: int = 0
 ) -> Experiment:
-    """Thirty steps of an adapter on a random convolutional network; ReMixMatch has nothing to turn."""
+    """Thirty steps of an adapter on a random convolutional network, without rotations."""
     unturned = ["algorithm.rotation_weight=0"] if algorithm == "remixmatch" else []
     experiment = small_run(algorithm, refiner, *FEWER, *unturned, seed=seed)
     return replace(experiment, frozen=FrozenConfig(views=2, width=32)).override(list(settings))

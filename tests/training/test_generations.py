@@ -46,7 +46,7 @@ class Copier(Listener):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of three generations of ten steps, copied in each of them and at the end of the first."""
+    """A run of three generations of ten steps, copied in each and at the end of the first."""
     path = tmp_path_factory.mktemp("runs") / "whole"
     train(crest_run(), path, listener=Copier(path, (7, BOUNDARY, 17, 27)))
     return path

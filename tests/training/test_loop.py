@@ -37,11 +37,7 @@ def test_a_run_folder_tells_everything(tmp_path: Path) -> None:
         entry["step"]
         for entry in entries(tmp_path, "eval")
         if entry["part"] == "test" and entry["head"] == "linear"
-    ] == [
-        10,
-        20,
-        30,
-    ]
+    ] == [10, 20, 30]
     assert {entry["head"] for entry in entries(tmp_path, "eval")} == {"linear", "gp"}
     trained = entries(tmp_path, "train")
     assert sum(entry["window"] for entry in trained) == STEPS
@@ -56,9 +52,9 @@ def test_a_run_folder_tells_everything(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_best_is_chosen_on_validation_and_test_is_named_apart(tmp_path: Path) -> None:
-    results = train(small_run(), tmp_path)["results"]
-    judged = [entry for entry in entries(tmp_path, "eval") if entry["judged"]]
+def test_best_is_chosen_on_validation_and_test_is_named_apart(finished: Path) -> None:
+    results = RunFolder(finished).read_summary()["results"]
+    judged = [entry for entry in entries(finished, "eval") if entry["judged"]]
     validation = {
         entry["step"]: entry["balanced_accuracy"]
         for entry in judged
@@ -72,7 +68,7 @@ def test_best_is_chosen_on_validation_and_test_is_named_apart(tmp_path: Path) ->
     assert found["best_on_validation"] == (best, test[best])
     assert found["best_on_test"][1] == max(test.values())
     assert found["last"] == (STEPS, test[STEPS])
-    assert read_checkpoint(RunFolder(tmp_path).best).state["step"] == best
+    assert read_checkpoint(RunFolder(finished).best).state["step"] == best
 
 
 @pytest.mark.slow

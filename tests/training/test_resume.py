@@ -109,14 +109,11 @@ def test_an_interrupted_run_resumes_to_the_same_bits(algorithm: str, tmp_path: P
 def test_a_run_whose_scales_change_on_both_sides_of_the_break_ends_the_same(
     engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "semigpc.refiners.tuning.TUNING_STEPS", 6
-    )  # looks at steps 4, 10, 16, 22, 28
-    experiment, whole, killed = (
-        small_run("fixmatch", "gp", f"refiner.engine={engine}"),
-        tmp_path / "whole",
-        tmp_path / "killed",
-    )
+    # Scales are tuned at steps 4, 10, 16, 22 and 28.
+    monkeypatch.setattr("semigpc.refiners.tuning.TUNING_STEPS", 6)
+    experiment = small_run("fixmatch", "gp", f"refiner.engine={engine}")
+    whole = tmp_path / "whole"
+    killed = tmp_path / "killed"
     train(experiment, whole, listener=Copier(whole))
     scales = {
         entry["step"]: (entry["length_scale"], entry["logit_scale"])
@@ -141,55 +138,49 @@ def test_the_number_of_workers_changes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_two_seeds_end_differently(tmp_path: Path) -> None:
-    for seed in (0, 1):
-        train(small_run(seed=seed), tmp_path / str(seed))
-    ours, theirs = (read_checkpoint(RunFolder(tmp_path / name).last).part("model") for name in "01")
-    assert not torch.equal(ours["classifier.weight"], theirs["classifier.weight"])
-
-
-@pytest.mark.slow
-def test_the_callers_random_numbers_are_left_alone(tmp_path: Path) -> None:
+def test_two_seeds_end_differently_and_the_callers_random_numbers_are_left_alone(
+    finished: Path, tmp_path: Path
+) -> None:
     torch.manual_seed(3)
     expected = torch.rand(2)
     torch.manual_seed(3)
-    train(small_run("remixmatch", "none"), tmp_path / "run")
+    train(small_run(seed=1), tmp_path / "run")
     assert torch.equal(torch.rand(2), expected)
+    ours, theirs = (
+        read_checkpoint(RunFolder(path).last).part("model") for path in (finished, tmp_path / "run")
+    )
+    assert not torch.equal(ours["classifier.weight"], theirs["classifier.weight"])
 
 
-@pytest.mark.slow
-def test_a_finished_run_is_not_overwritten(tmp_path: Path) -> None:
-    train(small_run(), tmp_path / "run")
+def test_a_finished_run_is_not_overwritten(finished: Path) -> None:
     with pytest.raises(RunError, match="already holds a run"):
-        train(small_run(), tmp_path / "run")
+        train(small_run(), finished)
 
 
-@pytest.mark.slow
-def test_resuming_with_other_settings_is_refused_by_name(tmp_path: Path) -> None:
-    train(small_run(), tmp_path / "run")
-    with pytest.raises(RunError, match=r"train\.lr was 0\.002, now 0\.001"):
-        train(small_run("fixmatch", "gp", "train.lr=1e-3"), tmp_path / "run", resume=True)
+@pytest.mark.parametrize(
+    ("experiment", "message"),
+    [
+        (small_run("fixmatch", "gp", "train.lr=1e-3"), r"train\.lr was 0\.002, now 0\.001"),
+        # Another algorithm is named before the settings that follow from it.
+        (small_run("simmatch"), r"settings: algorithm\.name was 'fixmatch', now 'simmatch'"),
+    ],
+)
+def test_resuming_with_other_settings_is_refused_by_name(
+    finished: Path, experiment: Experiment, message: str
+) -> None:
+    with pytest.raises(RunError, match=message):
+        train(experiment, finished, resume=True)
 
 
-@pytest.mark.slow
-def test_lines_that_are_gone_are_missed(tmp_path: Path) -> None:
-    train(small_run(), tmp_path / "run")
-    RunFolder(tmp_path / "run").metrics.unlink()
+def test_lines_that_are_gone_are_missed(finished_copy: Path) -> None:
+    RunFolder(finished_copy).metrics.unlink()
     with pytest.raises(RunError, match="has lost lines since the checkpoint"):
-        train(small_run(), tmp_path / "run", resume=True)
+        train(small_run(), finished_copy, resume=True)
 
 
-@pytest.mark.slow
-def test_another_algorithm_is_named_before_what_follows_from_it(tmp_path: Path) -> None:
-    train(small_run("fixmatch", "none"), tmp_path / "run")
-    with pytest.raises(RunError, match=r"settings: algorithm\.name was 'fixmatch', now 'simmatch'"):
-        train(small_run("simmatch", "none"), tmp_path / "run", resume=True)
-
-
-@pytest.mark.slow
-def test_resuming_a_finished_run_trains_no_further(tmp_path: Path) -> None:
-    first = train(small_run(), tmp_path / "run")
-    before = RunFolder(tmp_path / "run").last.read_bytes()
-    again = train(small_run(), tmp_path / "run", resume=True)
-    assert again["results"] == first["results"]
-    assert RunFolder(tmp_path / "run").last.read_bytes() == before
+def test_resuming_a_finished_run_trains_no_further(finished_copy: Path) -> None:
+    folder = RunFolder(finished_copy)
+    before = folder.last.read_bytes()
+    summary = folder.read_summary()
+    assert train(small_run(), finished_copy, resume=True)["results"] == summary["results"]
+    assert folder.last.read_bytes() == before

@@ -75,7 +75,8 @@ def test_two_hundred_steps_without_an_accepted_label_are_noted_once_with_what_to
     (note,) = notes(check, *[nothing] * 9)
     assert note.startswith("Fewer than 1 in 1000 pseudo-labels were accepted in the last 200 steps")
     assert note.endswith(
-        "raise refiner.length_scale (now 0.3; auto chooses one), raise refiner.logit_scale (now 11; auto chooses one), "
+        "raise refiner.length_scale (now 0.3; auto chooses one), "
+        "raise refiner.logit_scale (now 11; auto chooses one), "
         "lower algorithm.threshold (now 0.95) or raise train.steps."
     )
 
@@ -83,7 +84,8 @@ def test_two_hundred_steps_without_an_accepted_label_are_noted_once_with_what_to
 def test_what_auto_chose_is_not_the_reason_that_nothing_is_accepted_and_smoothing_may_be() -> None:
     (note,) = notes(checks("simmatch", length_scale="auto", logit_scale="auto"), *[window(0.0)] * 4)
     assert note.endswith(
-        "To accept some, raise algorithm.smoothing (now 0.9), lower algorithm.threshold (now 0.95) or raise train.steps."
+        "To accept some, raise algorithm.smoothing (now 0.9), lower algorithm.threshold (now 0.95) "
+        "or raise train.steps."
     )
 
 
@@ -98,7 +100,8 @@ def test_every_label_accepted_is_noted_where_the_algorithm_has_a_threshold() -> 
     (note,) = notes(checks(), *everything)
     assert note.startswith("All but 1 in 1000 pseudo-labels were accepted in the last 200 steps")
     assert note.endswith(
-        "lower refiner.logit_scale (now 11; auto chooses one) or raise algorithm.threshold (now 0.95)."
+        "lower refiner.logit_scale (now 11; auto chooses one) or raise algorithm.threshold "
+        "(now 0.95)."
     )
     assert notes(checks(), *[window(0.99)] * 8) == []
     for algorithm in ("remixmatch", "freematch"):
