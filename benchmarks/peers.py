@@ -24,7 +24,6 @@ from scipy import sparse
 from scipy.linalg import cho_factor, cho_solve
 from scipy.sparse.linalg import cg
 from scipy.spatial.distance import pdist
-from semigpc.estimator.scaling import SCALINGS, fit_scalings
 from sklearn.gaussian_process import GaussianProcessClassifier, kernels
 from sklearn.gaussian_process.kernels import ConstantKernel
 from sklearn.kernel_ridge import KernelRidge
@@ -37,6 +36,8 @@ from torch import Tensor
 from benchmarks.problems import Clusters
 from benchmarks.references import append_rows, drop_oldest_rows, kernel_matrix
 from benchmarks.timing import Step, resident_bytes
+from semigpc.estimator.answers import SCALINGS
+from semigpc.estimator.fitting import fit_scalings
 from semigpc.gp.kernels import RBF
 from semigpc.labeling.evidence import PEERS, fit_peer
 
