@@ -57,10 +57,8 @@ def by_hand(
         counts.append(Y.sum(dim=0))
         means.append(torch.cat([k @ K_inv @ Y, k @ K_inv.sum(dim=1, keepdim=True)], dim=1))
         variances.append(1 - (k @ K_inv * k).sum(dim=1))
-    n_c, mean = (
-        memory.counts() if counted else torch.stack(counts).mean(dim=0),
-        torch.stack(means).mean(dim=0),
-    )
+    n_c = memory.counts() if counted else torch.stack(counts).mean(dim=0)
+    mean = torch.stack(means).mean(dim=0)
     scores = (mean[:, :-1] - mean[:, -1:] * n_c / n_c.sum()) * (n_c.mean() / n_c).sqrt()
     return scores, torch.stack(variances).mean(dim=0)
 

@@ -13,7 +13,7 @@ from benchmarks.timing import peak_extra_bytes
 from semigpc.estimator.posterior import Posterior, Scored
 from semigpc.gp import KERNELS, NTK, RBF, Clipped, Cosine, Kernel, Laplace, NotPositiveDefiniteError
 from semigpc.io import threads
-from tests.gp.streams import clusters
+from tests.gp.streams import assert_near, clusters
 
 NOISE_STD = 0.3
 EVERY_KERNEL: list[Kernel] = [
@@ -56,19 +56,15 @@ def check_against_reference(
     features, weights, queries = (x.double() for x in problem)
     k = kernel(queries, features)
     mean = k @ weights
-    torch.testing.assert_close(scored.mean.double(), mean, rtol=0, atol=atol)
+    assert_near(scored.mean.double(), mean, atol=atol)
     if scored.variance is not None:
         solved = torch.linalg.solve(kernel_matrix(features, kernel, NOISE_STD), k.mT).mT
         variance = kernel.diagonal(queries) - (k * solved).sum(dim=1)
-        torch.testing.assert_close(
-            scored.variance.double(), variance.clamp_min(0), rtol=0, atol=atol
-        )
+        assert_near(scored.variance.double(), variance.clamp_min(0), atol=atol)
         assert (scored.variance >= 0).all()
     decided = mean if bias is None else mean + bias
     best = decided.max(dim=1).values
-    torch.testing.assert_close(
-        decided.gather(1, scored.classes[:, None])[:, 0], best, rtol=0, atol=atol
-    )
+    assert_near(decided.gather(1, scored.classes[:, None])[:, 0], best, atol=atol)
     own = k * weights.mT[scored.classes]
     found = min(top, len(features))
     assert scored.slots.shape == scored.reasons.shape == (len(queries), top)
@@ -76,8 +72,8 @@ def check_against_reference(
     assert (scored.reasons[:, found:] == 0).all()
     slots, reasons = scored.slots[:, :found], scored.reasons[:, :found].double()
     assert all(len(set(row)) == found for row in slots.tolist())
-    torch.testing.assert_close(reasons, own.gather(1, slots), rtol=0, atol=atol)
-    torch.testing.assert_close(reasons, own.topk(found, dim=1).values, rtol=0, atol=atol)
+    assert_near(reasons, own.gather(1, slots), atol=atol)
+    assert_near(reasons, own.topk(found, dim=1).values, atol=atol)
 
 
 @pytest.mark.parametrize("kernel", EVERY_KERNEL, ids=repr)
@@ -246,10 +242,8 @@ def test_the_bias_chooses_the_class_and_nothing_else(generator: torch.Generator)
         given.features.float(), given.weights.float(), kernel=RBF(), noise_std=NOISE_STD
     )
     bias = torch.tensor([-1e30, 0.3, 0.0, -0.1])
-    plain, biased = (
-        posterior.score(given.queries.float()),
-        posterior.score(given.queries.float(), bias=bias),
-    )
+    plain = posterior.score(given.queries.float())
+    biased = posterior.score(given.queries.float(), bias=bias)
     assert torch.equal(plain.mean, biased.mean)
     assert not (biased.classes == 0).any()
     assert not torch.equal(plain.classes, biased.classes)
@@ -261,10 +255,8 @@ def test_without_variance_the_rest_is_the_same(generator: torch.Generator) -> No
     posterior = Posterior(
         given.features.float(), given.weights.float(), kernel=RBF(), noise_std=NOISE_STD
     )
-    whole, part = (
-        posterior.score(given.queries.float()),
-        posterior.score(given.queries.float(), variance=False),
-    )
+    whole = posterior.score(given.queries.float())
+    part = posterior.score(given.queries.float(), variance=False)
     assert part.variance is None
     for field in ("mean", "classes", "slots", "reasons"):
         assert torch.equal(getattr(whole, field), getattr(part, field))
@@ -334,9 +326,7 @@ def test_ill_conditioned_kernel_matrices_keep_the_variance_true(
             queries
         )
         assert scored.variance is not None
-        torch.testing.assert_close(
-            scored.variance.double(), variance, rtol=0, atol=1e-5 if precise else 1e-4
-        )
+        assert_near(scored.variance.double(), variance, atol=1e-5 if precise else 1e-4)
 
 
 def test_what_float32_cannot_factorise_is_done_in_float64(
@@ -382,10 +372,8 @@ def test_memory_is_bounded_by_the_chunk(generator: torch.Generator) -> None:
 
 def test_is_untouched_by_autocast_gradients_and_its_caller(generator: torch.Generator) -> None:
     given = problem(generator)
-    features, weights = (
-        given.features.float().requires_grad_(),
-        given.weights.float().requires_grad_(),
-    )
+    features = given.features.float().requires_grad_()
+    weights = given.weights.float().requires_grad_()
     posterior = Posterior(features, weights, kernel=RBF(), noise_std=NOISE_STD)
     with torch.no_grad():
         features.zero_()

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 from semigpc.gp import RBF, EnsembleGP, ExactGP, NoExpansionError
+from tests.gp.streams import assert_near
 
 N, D, C = 22, 3, 4
 KERNEL = RBF(length_scale=0.8)
@@ -51,10 +52,8 @@ def check(whole: EnsembleGP, whole_again: EnsembleGP) -> None:
     assert_same(spread, whole, queries)  # empty: the prior
     for step in range(6):
         slots = torch.randperm(N)[: 3 if step == 0 else 9]
-        rows, targets = (
-            torch.randn(len(slots), D).double(),
-            torch.eye(C).double()[torch.randint(C, (len(slots),))],
-        )
+        rows = torch.randn(len(slots), D).double()
+        targets = torch.eye(C).double()[torch.randint(C, (len(slots),))]
         for engine in (spread, whole):
             engine.replace(slots, rows, targets)
         assert_same(spread, whole, queries)
@@ -80,9 +79,7 @@ def check(whole: EnsembleGP, whole_again: EnsembleGP) -> None:
 def expand(spread: EnsembleGP, whole: EnsembleGP, queries: torch.Tensor) -> None:
     if spread.combine == "mean":
         points, weights = spread.expansion()
-        torch.testing.assert_close(
-            whole.kernel(queries, points) @ weights, whole.mean(queries), rtol=0, atol=1e-8
-        )
+        assert_near(whole.kernel(queries, points) @ weights, whole.mean(queries), atol=1e-8)
         return
     with pytest.raises(NoExpansionError, match="combine='mean' can be exported"):
         spread.expansion()

@@ -28,12 +28,15 @@ def clusters(
     return draw
 
 
+def assert_near(found: Tensor, expected: Tensor, *, atol: float) -> None:
+    """The same dtype and shape, and no entry further apart than ``atol``."""
+    torch.testing.assert_close(found, expected, rtol=0, atol=atol)
+
+
 def failing_once(
     method: Callable[..., None], error: type[BaseException], *, written: bool
 ) -> Callable[..., None]:
-    """The method of an engine, whose first call raises an error, before it has changed anything or
-    after it has changed all.
-    """
+    """An engine's method whose first call raises, with nothing changed or all ``written``."""
     calls: list[object] = []
 
     def call(*arguments: object) -> None:

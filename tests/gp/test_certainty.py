@@ -6,12 +6,8 @@ import torch
 from torch import Tensor
 
 from semigpc.gp import RBF, ExactGP
-from semigpc.gp.certainty import (
-    class_scales,
-    expected_probability,
-    explained_share,
-    reliability,
-)
+from semigpc.gp.certainty import class_scales, expected_probability, explained_share, reliability
+from tests.gp.streams import assert_near
 
 
 def brute_force(
@@ -41,7 +37,7 @@ def test_the_expected_probability_is_that_of_many_draws(
     assert float(errors.mean()) < 0.005
     single = expected_probability(logits.float(), spread.float(), classes)
     assert single.dtype == torch.float32
-    torch.testing.assert_close(single.double(), expected, rtol=0, atol=0.015)
+    assert_near(single.double(), expected, atol=0.015)
 
 
 def test_without_spread_it_is_the_softmax_and_with_much_of_it_one_over_the_classes(
@@ -51,14 +47,9 @@ def test_without_spread_it_is_the_softmax_and_with_much_of_it_one_over_the_class
     classes = logits.argmax(dim=1)
     none, much = torch.zeros_like(logits), torch.full_like(logits, 1000.0)
     softmax = torch.softmax(logits, dim=1).amax(dim=1)
-    torch.testing.assert_close(
-        expected_probability(logits, none, classes), softmax, rtol=0, atol=1e-12
-    )
-    torch.testing.assert_close(
-        expected_probability(logits, much, classes),
-        torch.full((6,), 0.2).double(),
-        rtol=0,
-        atol=0.02,
+    assert_near(expected_probability(logits, none, classes), softmax, atol=1e-12)
+    assert_near(
+        expected_probability(logits, much, classes), torch.full((6,), 0.2).double(), atol=0.02
     )
 
 
@@ -85,9 +76,7 @@ def test_a_class_out_of_the_question_has_no_part(generator: torch.Generator) -> 
     shut = torch.cat([logits, torch.full((4, 1), -torch.inf)], dim=1)
     classes = logits.argmax(dim=1)
     open_ = expected_probability(logits, spread[:, :3], classes)
-    torch.testing.assert_close(
-        expected_probability(shut, spread, classes), open_, rtol=0, atol=0.01
-    )
+    assert_near(expected_probability(shut, spread, classes), open_, atol=0.01)
     assert expected_probability(shut[:1], spread[:1], torch.tensor([3])).item() == 0
     assert (
         expected_probability(
@@ -106,18 +95,14 @@ def test_many_rows_are_answered_as_one_by_one_without_touching_the_generator(
     classes = logits.argmax(dim=1)
     whole = expected_probability(logits, torch.ones_like(logits), classes)
     monkeypatch.setattr("semigpc.gp.certainty.DRAWN_CELLS", 7 * 256 * 16)
-    torch.testing.assert_close(
-        expected_probability(logits, torch.ones_like(logits), classes), whole, rtol=0, atol=1e-14
-    )
+    assert_near(expected_probability(logits, torch.ones_like(logits), classes), whole, atol=1e-14)
     assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_close_neighbours_explain_as_much_as_the_docstring_says() -> None:
     engine = ExactGP(4, 2, 2, kernel=RBF(length_scale=1.0), noise_std=0.1**0.5)
-    here, far = (
-        torch.zeros(1, 2, dtype=torch.float64),
-        torch.full((1, 2), 50.0, dtype=torch.float64),
-    )
+    here = torch.zeros(1, 2, dtype=torch.float64)
+    far = torch.full((1, 2), 50.0, dtype=torch.float64)
     shares = []
     for slot in range(2):
         engine.replace(torch.tensor([slot]), here, torch.eye(2, dtype=torch.float64)[:1])

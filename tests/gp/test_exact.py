@@ -1,20 +1,16 @@
 """The engine equals a fresh solve, whatever has been done to it."""
 
-import copy
-import pickle
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.references import kernel_matrix, posterior
-from semigpc.gp import KERNELS, RBF, Clipped, Cosine, ExactGP, Kernel, Laplace
+from semigpc.gp import KERNELS, RBF, Clipped, ExactGP, Kernel, Laplace
 from semigpc.gp import tiles as tiles_module
 from semigpc.refiners.buffers import BalancedBuffer, FIFOBuffer
-from tests.gp.streams import clusters
+from tests.gp.streams import assert_near, clusters
 
 WIDTH, CLASSES, NOISE_STD = 16, 4, 0.3
 
@@ -24,27 +20,21 @@ def make(capacity: int, kernel: Kernel | None = None) -> ExactGP:
 
 
 def assert_true(engine: ExactGP, queries: Tensor, atol: float = 1e-10) -> None:
-    """Mean, variance and leave-out answers equal those of a GP fitted afresh to what the engine
-    holds.
-    """
+    """Mean, variance and leave-out answers equal those of a GP fitted afresh."""
     held = engine.occupied
     features, targets = engine.features[held], engine.targets[held]
     mean, variance = posterior(queries, features, targets, engine.kernel, engine.noise_std)
-    torch.testing.assert_close(engine.mean(queries), mean, rtol=0, atol=atol)
-    torch.testing.assert_close(engine.variance(queries), variance.clamp_min(0), rtol=0, atol=atol)
+    assert_near(engine.mean(queries), mean, atol=atol)
+    assert_near(engine.variance(queries), variance.clamp_min(0), atol=atol)
     alpha = torch.linalg.solve(kernel_matrix(features, engine.kernel, engine.noise_std), targets)
-    torch.testing.assert_close(engine.alpha[held], alpha, rtol=0, atol=10 * atol)
+    assert_near(engine.alpha[held], alpha, atol=10 * atol)
     slots = held.nonzero().squeeze(1)[:3]
     others = held.clone()
     others[slots] = False
-    left_out, _ = posterior(
-        engine.features[slots],
-        engine.features[others],
-        engine.targets[others],
-        engine.kernel,
-        engine.noise_std,
-    )
-    torch.testing.assert_close(engine.leave_block_out(slots).mean, left_out, rtol=0, atol=10 * atol)
+    features, targets = engine.features[others], engine.targets[others]
+    queries = engine.features[slots]
+    left_out, _ = posterior(queries, features, targets, engine.kernel, engine.noise_std)
+    assert_near(engine.leave_block_out(slots).mean, left_out, atol=10 * atol)
 
 
 @pytest.fixture(params=["one tile", "many tiles"])
@@ -68,9 +58,8 @@ def test_five_thousand_replacements_leave_the_means_exact(
         features, targets = draw(int(torch.randint(1, 9, (), generator=generator)))
         if order == "arbitrary":
             reach = min(capacity, 10 + step // 4)  # grows from nothing to full
-            engine.replace(
-                torch.randperm(reach, generator=generator)[: len(features)], features, targets
-            )
+            slots = torch.randperm(reach, generator=generator)[: len(features)]
+            engine.replace(slots, features, targets)
         else:
             written = buffer.write(targets.argmax(dim=1))
             engine.replace(written.slots, features[written.rows], targets[written.rows])
@@ -118,9 +107,7 @@ def test_every_kernel_stays_exact(kernel: Kernel, generator: torch.Generator) ->
     draw = clusters(generator, spread=1.0)
     for step in range(40):
         engine.replace((torch.arange(5) + 5 * step) % 50, *draw(5))
-    if isinstance(
-        kernel, Clipped
-    ):  # indefinite: exact to what its conditioning allows, by rebuilding where it must
+    if isinstance(kernel, Clipped):  # indefinite: rebuilds where its conditioning is too poor
         K = kernel_matrix(engine.features, kernel, engine.noise_std)
         assert torch.linalg.eigvalsh(K)[0] < 0
         assert_true(engine, draw(20)[0], atol=1e-6)
@@ -136,7 +123,7 @@ def test_repeated_rows_and_unchanged_rows_do_no_harm(generator: torch.Generator)
     assert_true(engine, draw(10)[0])
     before = engine.mean(features)
     engine.replace(torch.arange(6), features, targets)
-    torch.testing.assert_close(engine.mean(features), before, rtol=0, atol=1e-12)
+    assert_near(engine.mean(features), before, atol=1e-12)
 
 
 def test_permuting_the_slots_changes_nothing(generator: torch.Generator) -> None:
@@ -146,22 +133,15 @@ def test_permuting_the_slots_changes_nothing(generator: torch.Generator) -> None
     one, other = make(40), make(40)
     one.replace(torch.arange(40), features, targets)
     other.replace(torch.randperm(40, generator=generator), features, targets)
-    torch.testing.assert_close(one.mean(queries), other.mean(queries), rtol=0, atol=1e-12)
+    assert_near(one.mean(queries), other.mean(queries), atol=1e-12)
 
 
-def test_explanations_sum_to_the_mean(generator: torch.Generator) -> None:
+def test_label_weights_times_targets_are_the_mean(generator: torch.Generator) -> None:
     engine, draw = make(64), clusters(generator)
     engine.replace(torch.arange(40), *draw(40))
     queries = draw(10)[0]
     mean = engine.mean(queries)
-    classes = mean.argmax(dim=1)
-    weights = engine.explain(queries, classes)
-    assert weights.shape == (10, 64)
-    assert (weights[:, 40:] == 0).all()
-    torch.testing.assert_close(weights.sum(dim=1), mean.amax(dim=1), rtol=0, atol=1e-12)
-    torch.testing.assert_close(
-        engine.label_weights(queries) @ engine.targets, mean, rtol=0, atol=1e-12
-    )
+    assert_near(engine.label_weights(queries) @ engine.targets, mean, atol=1e-12)
 
 
 def test_leave_out_equals_asking_before_the_entries_went_in(generator: torch.Generator) -> None:
@@ -171,46 +151,7 @@ def test_leave_out_equals_asking_before_the_entries_went_in(generator: torch.Gen
     before = engine.mean(features)
     slots = torch.tensor([50, 31, 40, 33, 63, 35])
     engine.replace(slots, features, targets)
-    torch.testing.assert_close(engine.leave_block_out(slots).mean, before, rtol=0, atol=1e-10)
-
-
-def test_an_offset_equals_subtracting_it_from_every_target(generator: torch.Generator) -> None:
-    engine, draw = make(50), clusters(generator)
-    features, targets = draw(50)
-    engine.replace(torch.arange(50), features, targets)
-    engine.replace(torch.arange(10), *draw(10))
-    queries, frequencies = draw(10)[0], engine.targets.mean(dim=0)
-    expected, _ = posterior(
-        queries, engine.features, engine.targets - frequencies, engine.kernel, NOISE_STD
-    )
-    torch.testing.assert_close(
-        engine.mean(queries, offset=frequencies), expected, rtol=0, atol=1e-10
-    )
-
-
-def test_the_mean_is_differentiable_in_the_queries(generator: torch.Generator) -> None:
-    engine, draw = make(20), clusters(generator)
-    engine.replace(torch.arange(20), *draw(20))
-    queries = draw(3)[0].requires_grad_()
-    assert torch.autograd.gradcheck(engine.mean, queries)
-
-
-@pytest.mark.parametrize("held", [12, 20])  # a buffer that is still filling too
-def test_a_gradient_may_be_taken_after_the_buffer_has_changed(
-    generator: torch.Generator, held: int
-) -> None:
-    engine, draw = make(20), clusters(generator)
-    engine.replace(torch.arange(20), *draw(20))
-    engine.remove(torch.arange(held, 20))
-    queries = draw(3)[0].requires_grad_()
-    again = queries.detach().clone().requires_grad_()
-    engine.mean(again).square().sum().backward()
-    loss = engine.mean(queries).square().sum()
-    engine.replace(torch.arange(20), *draw(20))
-    loss.backward()
-    assert queries.grad is not None
-    assert again.grad is not None
-    assert torch.equal(queries.grad, again.grad)
+    assert_near(engine.leave_block_out(slots).mean, before, atol=1e-10)
 
 
 def test_an_engine_used_in_inference_mode_can_be_changed_outside_of_it(
@@ -224,60 +165,6 @@ def test_an_engine_used_in_inference_mode_can_be_changed_outside_of_it(
         engine.mean(draw(3)[0])
     engine.replace(torch.arange(8), *draw(8))
     assert len(engine) == 40
-
-
-def test_an_empty_engine_knows_nothing_and_says_so(generator: torch.Generator) -> None:
-    engine, draw = make(20), clusters(generator)
-    features, targets = draw(5)
-    for _ in range(2):
-        assert len(engine) == 0
-        assert torch.equal(engine.mean(features), torch.zeros(5, CLASSES, dtype=torch.float64))
-        assert torch.equal(engine.variance(features), torch.ones(5, dtype=torch.float64))
-        assert torch.equal(
-            engine.explain(features, torch.zeros(5, dtype=torch.int64)), torch.zeros(5, 20).double()
-        )
-        engine.replace(
-            torch.arange(5), features, targets
-        )  # and knows nothing again once all of it is removed
-        engine.remove(torch.arange(5))
-
-
-def test_no_queries_get_no_answers() -> None:
-    engine = make(20)
-    nothing = torch.zeros(0, WIDTH, dtype=torch.float64)
-    assert engine.mean(nothing).shape == (0, CLASSES)
-    assert engine.variance(nothing).shape == (0,)
-    assert engine.label_weights(nothing).shape == (0, 20)
-
-
-@pytest.mark.parametrize("ask", [ExactGP.mean, ExactGP.variance])
-def test_answers_come_in_the_dtype_of_the_question(
-    ask: Callable[[ExactGP, Tensor], Tensor], generator: torch.Generator
-) -> None:
-    engine, draw = ExactGP(20, WIDTH, CLASSES), clusters(generator, dtype=torch.float32)
-    engine.replace(torch.arange(20), *draw(20))
-    for dtype in (torch.float16, torch.float32, torch.float64):
-        assert ask(engine, draw(3)[0].to(dtype)).dtype == dtype
-
-
-def test_mixed_precision_around_the_engine_does_not_reach_it(generator: torch.Generator) -> None:
-    draw = clusters(generator, dtype=torch.float32)
-    features, targets = draw(40)
-    plain, surrounded = ExactGP(40, WIDTH, CLASSES), ExactGP(40, WIDTH, CLASSES)
-    plain.replace(torch.arange(40), features, targets)
-    model = torch.nn.Sequential(surrounded).half().to(torch.bfloat16)
-    precision = torch.get_float32_matmul_precision()
-    try:
-        torch.set_float32_matmul_precision("medium")
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            surrounded.replace(torch.arange(40), features, targets)
-            mean = surrounded.mean(features)
-        assert torch.get_float32_matmul_precision() == "medium"
-    finally:
-        torch.set_float32_matmul_precision(precision)
-    assert surrounded.features.dtype == torch.float64
-    assert model[0] is surrounded
-    assert torch.equal(mean, plain.mean(features))
 
 
 @pytest.mark.parametrize("matmul", [torch.backends.cuda.matmul, torch.backends.mkldnn.matmul])  # type: ignore[attr-defined]
@@ -324,72 +211,3 @@ def test_queries_that_are_trusted_are_not_checked_and_their_mean_is_not_a_number
     with pytest.raises(ValueError, match="queries must be finite"):
         engine.mean(queries)
     assert engine.mean(queries, trusted=True).isnan().any(dim=1).tolist() == [False, True, False]
-
-
-def test_cosine_kernel_has_rank_of_the_features(generator: torch.Generator) -> None:
-    """With more points than dimensions K alone is singular: the noise makes it invertible."""
-    engine, draw = make(100, Cosine()), clusters(generator)
-    engine.replace(torch.arange(100), *draw(100))
-    assert_true(engine, draw(10)[0])
-
-
-def test_the_state_is_all_there_and_the_inverse_is_rebuilt_on_load(
-    generator: torch.Generator,
-) -> None:
-    draw = clusters(generator)
-    engine, restored = make(60), make(60)
-    for step in range(50):
-        engine.replace((torch.arange(7) + 7 * step) % 60, *draw(7))
-    engine.rebuild()
-    state = {name: value.clone() for name, value in engine.state_dict().items()}
-    assert (
-        sum(value.nbytes for value in state.values()) < 4 * 60 * (WIDTH + CLASSES) * 8
-    )  # no N x N matrix in it
-    restored.load_state_dict(state)
-    assert restored.health.steps == engine.health.steps
-    assert len(restored) == len(engine)
-    batches = [draw(7) for _ in range(30)]
-    queries = draw(10)[0]
-    for one in (engine, restored):
-        for step, batch in enumerate(batches):
-            one.replace((torch.arange(7) + 7 * step) % 60, *batch)
-    assert torch.equal(engine.mean(queries), restored.mean(queries))  # bit for bit
-
-
-@pytest.mark.parametrize(
-    "duplicate",
-    [copy.deepcopy, lambda engine: pickle.loads(pickle.dumps(engine))],
-    ids=["copy", "pickle"],
-)
-def test_a_duplicate_goes_its_own_way(
-    duplicate: Callable[[ExactGP], ExactGP], generator: torch.Generator
-) -> None:
-    engine, draw = make(40), clusters(generator)
-    engine.replace(torch.arange(40), *draw(40))
-    queries = draw(5)[0]
-    before, other = engine.mean(queries), duplicate(engine)
-    assert torch.equal(other.mean(queries), before)
-    other.replace(torch.arange(8), *draw(8))
-    assert_true(other, queries)
-    assert torch.equal(engine.mean(queries), before)
-
-
-def test_an_engine_inside_a_model_is_restored_with_it(generator: torch.Generator) -> None:
-    draw = clusters(generator)
-    queries = draw(5)[0]
-    model, restored = torch.nn.ModuleDict({"gp": make(20)}), torch.nn.ModuleDict({"gp": make(20)})
-    gp, gp_restored = model["gp"], restored["gp"]
-    assert isinstance(gp, ExactGP)
-    assert isinstance(gp_restored, ExactGP)
-    gp.replace(torch.arange(12), *draw(12))
-    restored.load_state_dict(model.state_dict())
-    torch.testing.assert_close(gp_restored.mean(queries), gp.mean(queries), rtol=0, atol=1e-12)
-
-
-def test_one_hot_integers_are_what_the_example_in_the_readme_says(
-    generator: torch.Generator,
-) -> None:
-    features, targets = clusters(generator, dtype=torch.float32)(8)
-    engine = ExactGP(8, WIDTH, CLASSES)
-    engine.replace(torch.arange(8), features, F.one_hot(targets.argmax(dim=1), CLASSES).float())
-    assert engine.mean(features).argmax(dim=1).equal(targets.argmax(dim=1))

@@ -18,7 +18,7 @@ from semigpc.gp import (
     KernelHead,
     Laplace,
 )
-from tests.gp.streams import clusters
+from tests.gp.streams import assert_near, clusters
 
 EVERY_KERNEL = [
     *(kernel() for kernel in KERNELS.values()),
@@ -61,10 +61,8 @@ def test_it_is_a_sum_of_kernels(kernel: Kernel) -> None:
         [[slow_value(kernel, a, b) for b in points] for a in queries], dtype=torch.float64
     )
     said = KernelHead(kernel, Expansion(points, weights), scales=scales)(queries)
-    torch.testing.assert_close(
-        said, (K @ weights) * scales, rtol=0, atol=2e-7
-    )  # the root at distance 0; 1e-12 elsewhere
-    torch.testing.assert_close(said[1:], ((K @ weights) * scales)[1:], rtol=0, atol=1e-12)
+    assert_near(said, (K @ weights) * scales, atol=2e-7)  # the root at distance 0; 1e-12 elsewhere
+    assert_near(said[1:], ((K @ weights) * scales)[1:], atol=1e-12)
 
 
 @pytest.mark.parametrize("kernel", EVERY_KERNEL, ids=str)
@@ -74,21 +72,17 @@ def test_it_says_what_the_engine_says(kernel: Kernel) -> None:
     engine = ExactGP(64, features.shape[1], targets.shape[1], kernel=kernel)
     engine.replace(torch.arange(10, 50), features.double(), targets.double())
     engine.remove(torch.arange(12, 20))
-    queries, offset = (
-        draw(30)[0].double(),
-        torch.linspace(0.1, 0.4, targets.shape[1], dtype=torch.float64),
-    )
+    queries = draw(30)[0].double()
+    offset = torch.linspace(0.1, 0.4, targets.shape[1], dtype=torch.float64)
     head = KernelHead(engine.kernel, engine.expansion(offset=offset))
-    torch.testing.assert_close(
-        head(queries), engine.mean(queries, offset=offset), rtol=0, atol=1e-7
-    )
+    assert_near(head(queries), engine.mean(queries, offset=offset), atol=1e-7)
 
 
 def test_queries_are_put_on_the_sphere_if_asked() -> None:
     points, weights = torch.eye(3, dtype=torch.float64), torch.eye(3, dtype=torch.float64)
     head = KernelHead(RBF(length_scale=1.0), Expansion(points, weights), unit=True)
     expected = torch.tensor([[1.0, math.exp(-1), math.exp(-1)]], dtype=torch.float64)
-    torch.testing.assert_close(head(torch.tensor([[5.0, 0, 0]])), expected, rtol=0, atol=1e-12)
+    assert_near(head(torch.tensor([[5.0, 0, 0]])), expected, atol=1e-12)
 
 
 def test_large_weights_that_cancel_keep_their_digits() -> None:
@@ -100,7 +94,7 @@ def test_large_weights_that_cancel_keep_their_digits() -> None:
     queries = points[:50] + 1e-4
     K = RBF()(queries.double(), points.double())
     head = KernelHead(RBF(), Expansion(points, weights))
-    torch.testing.assert_close(head(queries), K @ weights, rtol=0, atol=1e-7)
+    assert_near(head(queries), K @ weights, atol=1e-7)
     float32 = RBF()(queries, points).double() @ weights
     assert float((float32 - K @ weights).abs().max()) > 1e-3  # what the float64 is for
 
@@ -124,8 +118,7 @@ def test_no_points_say_nothing() -> None:
 
 def test_shapes_that_do_not_fit_are_refused() -> None:
     with pytest.raises(
-        ValueError,
-        match=r"points \(P, D\) and weights \(P, C\), .*; got \(4, 2\) and \(3, 2\)",
+        ValueError, match=r"points \(P, D\) and weights \(P, C\), .*; got \(4, 2\) and \(3, 2\)"
     ):
         KernelHead(RBF(), Expansion(torch.ones(4, 2), torch.ones(3, 2)))
     with pytest.raises(

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from semigpc.gp import KERNELS, NTK, RBF, Clipped, Cosine, Kernel, Laplace
+from tests.gp.streams import assert_near
 
 EVERY_KERNEL: list[Kernel] = [
     *(kernel() for kernel in KERNELS.values()),
@@ -30,8 +31,8 @@ def points(generator: torch.Generator) -> Tensor:
 @every_kernel
 def test_is_symmetric_with_its_own_diagonal(kernel: Kernel, points: Tensor) -> None:
     K = kernel(points, points)
-    torch.testing.assert_close(K, K.mT, rtol=0, atol=1e-12)
-    torch.testing.assert_close(K.diagonal(), kernel.diagonal(points), rtol=0, atol=1e-7)
+    assert_near(K, K.mT, atol=1e-12)
+    assert_near(K.diagonal(), kernel.diagonal(points), atol=1e-7)
 
 
 @every_kernel
@@ -47,14 +48,14 @@ def test_is_positive_definite_with_noise_where_it_says_so(kernel: Kernel, points
 @every_kernel
 def test_rows_do_not_depend_on_each_other(kernel: Kernel, points: Tensor) -> None:
     whole = kernel(points[:4], points)
-    torch.testing.assert_close(whole[2:3], kernel(points[2:3], points), rtol=0, atol=1e-12)
-    torch.testing.assert_close(whole[:, 5:9], kernel(points[:4], points[5:9]), rtol=0, atol=1e-12)
+    assert_near(whole[2:3], kernel(points[2:3], points), atol=1e-12)
+    assert_near(whole[:, 5:9], kernel(points[:4], points[5:9]), atol=1e-12)
 
 
 @every_kernel
 def test_given_square_norms_change_nothing(kernel: Kernel, points: Tensor) -> None:
     given = kernel(points[:4], points, points.square().sum(dim=1))
-    torch.testing.assert_close(given, kernel(points[:4], points), rtol=0, atol=1e-12)
+    assert_near(given, kernel(points[:4], points), atol=1e-12)
 
 
 @every_kernel
@@ -72,7 +73,7 @@ def test_float32_near_duplicates_keep_their_digits(
     x = torch.nn.functional.normalize(torch.randn(20, 64, generator=generator), dim=1)
     near = x + 1e-4 * torch.randn(20, 64, generator=generator)
     exact = kernel(x.double(), near.double())
-    torch.testing.assert_close(kernel(x, near).double(), exact, rtol=0, atol=1e-5)
+    assert_near(kernel(x, near).double(), exact, atol=1e-5)
 
 
 def test_rbf_is_the_papers_formula() -> None:

@@ -69,11 +69,9 @@ def test_a_tolerance_that_is_not_reached_is_an_error_that_leaves_all_as_it_was(
 ) -> None:
     engine, draw = make(60, tolerance=1e-6, rank=4), clusters(generator)
     engine.replace(torch.arange(50), *draw(50))
-    state, before, rows = (
-        engine.state_dict(),
-        [tensor.clone() for tensor in engine.buffers()],
-        draw(20),
-    )
+    state = engine.state_dict()
+    before = [tensor.clone() for tensor in engine.buffers()]
+    rows = draw(20)
     residual, drift = engine.health.residual, engine.health.drift
     other = make(60, tolerance=1e-6)
     other.replace(torch.arange(60), *draw(60))

@@ -135,10 +135,8 @@ def _npz(save: Callable[..., None]) -> bytes:
 
 
 def _images(save: Callable[..., None]) -> bytes:
-    file, pixels = (
-        io.BytesIO(),
-        np.random.default_rng(1).integers(0, 256, (12, 5, 5, 3), dtype=np.uint8),
-    )
+    file = io.BytesIO()
+    pixels = np.random.default_rng(1).integers(0, 256, (12, 5, 5, 3), dtype=np.uint8)
     save(
         file,
         x_labeled=pixels,
@@ -184,10 +182,8 @@ def _insert(content: bytearray, rng: Numbers) -> bytes:
 def _swap(content: bytearray, rng: Numbers) -> bytes:
     size = int(rng.integers(1, max(2, len(content) // 4)))
     first, second = (int(place) for place in rng.integers(len(content) - size, size=2))
-    content[first : first + size], content[second : second + size] = (
-        content[second : second + size],
-        content[first : first + size],
-    )
+    content[first : first + size] = content[second : second + size]
+    content[second : second + size] = content[first : first + size]
     return bytes(content)
 
 

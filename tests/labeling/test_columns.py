@@ -8,13 +8,7 @@ import pytest
 from pyarrow import parquet
 
 from semigpc.io.errors import DataError
-from semigpc.labeling.columns import (
-    ColumnOptions,
-    Columns,
-    UsualColumns,
-    choose,
-    read_label_table,
-)
+from semigpc.labeling.columns import ColumnOptions, Columns, UsualColumns, choose, read_label_table
 from semigpc.labeling.project import write_hand_table
 from semigpc.labeling.scan import LabelLookup
 

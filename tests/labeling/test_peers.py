@@ -58,10 +58,8 @@ def test_the_length_of_an_embedding_does_not_matter() -> None:
 
 def test_rows_that_no_label_reaches_are_counted() -> None:
     rng = np.random.default_rng(0)
-    x, codes = (
-        np.concatenate([rng.normal(size=(8, 2)), 5 + rng.normal(size=(8, 2))]),
-        np.repeat([0, 1], 8),
-    )
+    x = np.concatenate([rng.normal(size=(8, 2)), 5 + rng.normal(size=(8, 2))])
+    codes = np.repeat([0, 1], 8)
     far = 500 + rng.normal(size=(30, 2))
     fitted = fit_peer(PEERS["label_spreading"], x, codes, far)
     assert isinstance(fitted.classifier, LabelSpreading)

@@ -119,8 +119,7 @@ def test_what_is_not_there_is_said(usual: Path, tmp_path: Path) -> None:
     shutil.copy(usual / "project.json", copy)
     (copy / "labels.parquet").write_bytes(b"PAR1")
     with pytest.raises(
-        DataError,
-        match=r"labels\.parquet was changed since.*the same semigpc label command",
+        DataError, match=r"labels\.parquet was changed since.*the same semigpc label command"
     ):
         Project.open(copy)
     (copy / "labels.parquet").unlink()

@@ -199,10 +199,7 @@ def test_the_file_is_a_table_of_labels_once_it_is_filled_in(tmp_path: Path) -> N
         writer.writeheader()
         writer.writerows(rows)
     assert read_label_table(path, "id") == {found[1].id: "beech"}
-    with pytest.raises(
-        DataError,
-        match=r"suggestions\.csv exists, and 1 of its rows .*'label'",
-    ):
+    with pytest.raises(DataError, match=r"suggestions\.csv exists, and 1 of its rows .*'label'"):
         write_suggestions(project, found)
     write_suggestions(project, found, overwrite=True)
     assert read_label_table(path, "id") == {}

@@ -11,11 +11,7 @@ import pytest
 
 from semigpc.gp.certainty import ReliabilityBins
 from semigpc.report.charts import reliability_chart
-from semigpc.report.labeling_page import (
-    ReportImages,
-    promise_sentence,
-    write_labeling_report,
-)
+from semigpc.report.labeling_page import ReportImages, promise_sentence, write_labeling_report
 from semigpc.report.labeling_summary import LabelingSummary
 from tests.report.labeled import make_facts
 from tests.report.test_run_page import ODD_NAMES, assert_self_contained
