@@ -65,11 +65,9 @@ class SlowHead:
             self.linear.weight.copy_(addon.head.weights[:, :-1])
             self.linear.bias.copy_(addon.head.weights[:, -1])
         self.average = copy.deepcopy(self.linear)
-        self.rate, self.decay, self.momentum = (
-            config.head_rate,
-            config.head_decay,
-            config.head_momentum,
-        )
+        self.rate = config.head_rate
+        self.decay = config.head_decay
+        self.momentum = config.head_momentum
         self.restart()
 
     def restart(self) -> None:
@@ -100,11 +98,9 @@ class SlowHead:
 
 def slow_balanced(survey: Survey) -> tuple[list[Tensor], list[int]]:
     """The labelled features, then those made up, class by class and one by one."""
-    labeled, y, unlabeled = (
-        list(survey.labeled.features),
-        survey.y.tolist(),
-        list(survey.unlabeled.features),
-    )
+    labeled = list(survey.labeled.features)
+    y = survey.y.tolist()
+    unlabeled = list(survey.unlabeled.features)
     counts = [y.count(c) for c in range(CLASSES)]
     weights = []
     for c in range(CLASSES):

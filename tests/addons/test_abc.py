@@ -106,9 +106,8 @@ def test_loss_and_gradients_follow_the_equations(hard: bool, counts: tuple[int, 
                 r, b, counts, e, threshold=0.6, hard=hard
             ),
         )
-        carried = 1.3 * (
-            (outputs[0] * dx).sum() + (outputs[2] * ds).sum()
-        )  # its gradient is that of the loss
+        # its gradient is that of the loss
+        carried = 1.3 * ((outputs[0] * dx).sum() + (outputs[2] * ds).sum())
         expected = learn(slow, carried)
 
         torch.testing.assert_close(extra.loss.item(), 1.3 * loss, rtol=1e-10, atol=1e-12)

@@ -32,8 +32,5 @@ def test_a_beta_next_to_one_weighs_by_inverse_counts() -> None:
 
 @pytest.mark.parametrize("beta", [-0.1, 1.0, float("nan")])
 def test_a_beta_outside_of_its_range_is_refused(beta: float) -> None:
-    with pytest.raises(
-        ValueError,
-        match=r"beta must lie in \[0, 1\); got",
-    ):
+    with pytest.raises(ValueError, match=r"beta must lie in \[0, 1\); got"):
         effective_number_weights(torch.tensor([1, 2]), beta)

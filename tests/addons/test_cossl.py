@@ -46,11 +46,8 @@ STEPS = 4
 
 
 def test_head_and_pseudo_labels_follow_the_equations_from_the_start_on() -> None:
-    addon, networks, survey = (
-        make(start_steps=13),
-        pair(),
-        a_survey(),
-    )  # five batches a pass: three passes, the last cut short
+    # five batches a pass: three passes, the last cut short
+    addon, networks, survey = (make(start_steps=13), pair(), a_survey())
     slow = SlowHead(addon)
     seeded(4, addon.survey, survey)
     seeded(4, slow_start, slow, survey, 13)
@@ -64,9 +61,8 @@ def test_head_and_pseudo_labels_follow_the_equations_from_the_start_on() -> None
         assert heard.features is said.features
         slow.agrees(addon)
         enhanced += which
-        learn(
-            networks, nn.functional.cross_entropy(networks.forward(batch.x)[0].logits, batch.y)
-        )  # the teacher moves on
+        # the teacher moves on
+        learn(networks, nn.functional.cross_entropy(networks.forward(batch.x)[0].logits, batch.y))
     assert 0 < sum(enhanced) < len(enhanced), "both ways must be seen"
 
 
@@ -155,11 +151,9 @@ def test_features_are_enhanced_as_often_as_their_own_class_is_rare(
 
 def test_partners_are_labelled_as_often_as_training_images_are() -> None:
     addon = started()
-    own, labeled, unlabeled = (
-        torch.zeros(8000, WIDTH),
-        torch.ones(2, WIDTH),
-        2 * torch.ones(7, WIDTH),
-    )
+    own = torch.zeros(8000, WIDTH)
+    labeled = torch.ones(2, WIDTH)
+    unlabeled = 2 * torch.ones(7, WIDTH)
     mixed = seeded(
         0,
         addon._enhance,
@@ -268,18 +262,12 @@ def test_classes_without_labels_are_noted_and_left_out() -> None:
 
 def test_a_step_without_a_balanced_batch_is_refused() -> None:
     networks, batch = pair(), stream(1)[0]
-    with pytest.raises(
-        ValueError,
-        match=r"Batch.balanced is None",
-    ):
+    with pytest.raises(ValueError, match=r"Batch.balanced is None"):
         started().weak(Step(networks, batch, AFTER), networks.forward(batch.x)[0])
 
 
 def test_features_of_unknown_width_are_refused() -> None:
-    with pytest.raises(
-        ValueError,
-        match=r"n_features must be at least 1; got 0",
-    ):
+    with pytest.raises(ValueError, match=r"n_features must be at least 1; got 0"):
         CoSSL(CoSSLConfig(), Task(torch.tensor(COUNTS), LABELED, UNLABELED))
 
 

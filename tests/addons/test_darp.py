@@ -53,9 +53,8 @@ def test_trimming_and_projecting_are_those_of_plain_loops(scale: float) -> None:
     assert converged
     expected = torch.tensor(slow_project(slow, counts.tolist()), dtype=torch.float64)
     torch.testing.assert_close(q, expected, rtol=1e-8, atol=1e-10)
-    torch.testing.assert_close(
-        project(trimmed, counts)[0], expected, rtol=0, atol=0.01
-    )  # with the paper's tolerance
+    # with the paper's tolerance
+    torch.testing.assert_close(project(trimmed, counts)[0], expected, rtol=0, atol=0.01)
 
 
 def test_columns_come_to_their_counts_and_rows_to_one_with_enough_alternations() -> None:
@@ -120,10 +119,8 @@ def test_fixmatch_with_darp_is_its_equations_over_several_rounds(counts: Any) ->
     slow, networks = SlowDARP(0.6, counts == "estimated"), pair()
     twins = copy_of(networks)
     for k, batch in enumerate(batches()):
-        output, expected = (
-            algorithm.step(networks, batch, Clock(k, STEPS, 4)),
-            slow.step(twins, batch, k),
-        )
+        output = algorithm.step(networks, batch, Clock(k, STEPS, 4))
+        expected = slow.step(twins, batch, k)
         assert output.loss.item() == pytest.approx(expected.item(), rel=1e-8)
         for image, row in slow.refined.items():
             assert addon.refined[image].tolist() == pytest.approx(row, rel=1e-6, abs=1e-8)
@@ -170,9 +167,8 @@ def test_between_rounds_a_image_keeps_its_refined_label_and_one_not_seen_before_
     answer = addon.targets(later, weak, own.flip(0))
     torch.testing.assert_close(answer[:4], refined)
     assert torch.equal(answer[4:], own.flip(0)[4:])
-    torch.testing.assert_close(
-        addon.stored[:UNLABELED], own.flip(0)
-    )  # what is stored is what came, not what was refined
+    # what is stored is what came, not what was refined
+    torch.testing.assert_close(addon.stored[:UNLABELED], own.flip(0))
 
 
 def test_labels_are_stored_and_left_alone_during_the_warm_up() -> None:
@@ -197,9 +193,8 @@ def test_a_round_that_does_not_converge_is_noted_once_and_leaves_labels_as_they_
     assert note.startswith("DARP's projection of 18 labels did not converge")
     if broken:
         addon.stored[IMAGES - 1] = 0.25
-        assert not torch.equal(
-            addon.targets(step, weak, own), own
-        )  # the next round is a new chance
+        # the next round is a new chance
+        assert not torch.equal(addon.targets(step, weak, own), own)
 
 
 def test_labels_of_an_earlier_round_do_not_outlive_one_that_fails() -> None:
@@ -259,10 +254,7 @@ def test_shares_that_cannot_be_estimated_are_those_of_the_labels_and_are_noted_o
             estimate(confused(0.7), [0, 0, 1, 2], [3, 3, 0]),
             "DARP has seen no labelled image of the classes [3] yet",
         ),
-        (
-            estimate(confused(0.25), [0, 1, 2, 3], [3, 3, 0]),
-            "DARP cannot estimate class shares",
-        ),
+        (estimate(confused(0.25), [0, 1, 2, 3], [3, 3, 0]), "DARP cannot estimate class shares"),
     ):
         for _ in range(2):
             assert addon._expected_shares().tolist() == pytest.approx(given)
@@ -313,8 +305,5 @@ def test_options_out_of_range_are_refused(options: dict[str, Any], message: str)
 
 
 def test_darp_without_unlabelled_images_is_refused() -> None:
-    with pytest.raises(
-        ValueError,
-        match=r"got 0\. Add unlabelled images",
-    ):
+    with pytest.raises(ValueError, match=r"got 0\. Add unlabelled images"):
         DARP(DARPConfig(), Task(torch.tensor(COUNTS), LABELED, UNLABELED))

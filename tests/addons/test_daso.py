@@ -119,28 +119,23 @@ def test_fixmatch_with_daso_is_its_equations_with_hard_and_with_soft_labels(
     slow, networks = SlowDASO(0.5, hard, distribution_temperature), pair()
     twins = copy_of(networks)
     for k, batch in enumerate(stream(STEPS, seed=2)):
-        output, expected = (
-            algorithm.step(networks, batch, Clock(k, STEPS, 4)),
-            slow.step(twins, batch, k),
-        )
+        output = algorithm.step(networks, batch, Clock(k, STEPS, 4))
+        expected = slow.step(twins, batch, k)
         assert output.loss.item() == pytest.approx(expected.item(), rel=1e-9)
         assert addon.counts.tolist() == slow.m
         gradients, expected_gradients = learn(networks, output.loss), learn(twins, expected)
         for name, gradient in gradients.items():
             torch.testing.assert_close(gradient, expected_gradients[name], rtol=1e-8, atol=1e-10)
     assert slow.blended > 10
-    assert (
-        min(addon.written.tolist()) < 3 < max(addon.written.tolist())
-    )  # a ring that is not full, and one that went round
+    # a ring that is not full, and one that went round
+    assert min(addon.written.tolist()) < 3 < max(addon.written.tolist())
 
 
 def ready(**options: Any) -> tuple[DASO, Networks, list[Batch]]:
     """An add-on past its warm-up, whose queues hold one batch and whose counts are set."""
-    addon, networks, batches = (
-        DASO(DASOConfig(**{**OPTIONS, **options}), TASK).double(),
-        pair(),
-        stream(2, seed=2),
-    )
+    addon = DASO(DASOConfig(**{**OPTIONS, **options}), TASK).double()
+    networks = pair()
+    batches = stream(2, seed=2)
     (weak,) = networks.forward(batches[0].views["weak"])
     addon.counts.copy_(torch.tensor([8, 4, 2, 1]))
     addon.opinion(
@@ -150,9 +145,8 @@ def ready(**options: Any) -> tuple[DASO, Networks, list[Batch]]:
 
 
 def test_semantic_labels_are_of_the_images_they_are_blended_with() -> None:
-    addon, networks, batches = ready(
-        distribution_temperature=1e9
-    )  # every v is 1: what comes out is q
+    # every v is 1: what comes out is q
+    addon, networks, batches = ready(distribution_temperature=1e9)
     batch = batches[1]
     features = torch.stack([addon.prototypes[c] for c in (0, 1)])
     output = ModelOutput(torch.zeros(2, CLASSES, dtype=torch.float64), features, {})
@@ -276,8 +270,5 @@ def test_options_out_of_range_are_refused(options: dict[str, Any], message: str)
 
 
 def test_a_task_that_does_not_say_how_wide_features_are_is_refused() -> None:
-    with pytest.raises(
-        ValueError,
-        match="n_features must be at least 1; got 0",
-    ):
+    with pytest.raises(ValueError, match="n_features must be at least 1; got 0"):
         DASO(DASOConfig(), Task(torch.tensor(COUNTS), LABELED, UNLABELED))

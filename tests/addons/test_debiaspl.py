@@ -101,9 +101,8 @@ def test_opinion_shares_and_losses_follow_the_equations(options: dict[str, float
             slow.loss(strong.tolist(), hard, mask.tolist()), rel=1e-10
         )
 
-        mixed = torch.cat(
-            [0.8 * opinion + 0.05, torch.zeros(2, CLASSES, dtype=torch.float64)]
-        )  # rows of zeros: a mask in them
+        # rows of zeros: a mask in them
+        mixed = torch.cat([0.8 * opinion + 0.05, torch.zeros(2, CLASSES, dtype=torch.float64)])
         rows = torch.cat([strong, strong[:2]])
         soft = addon.unlabeled_loss(a_step(), rows, mixed)
         assert soft.item() == pytest.approx(
@@ -115,9 +114,8 @@ def test_the_first_pseudo_labels_are_plain_and_the_first_loss_is_not() -> None:
     addon = DebiasPL(DebiasPLConfig(share_momentum=0.5), TASK).double()
     weak, strong = say(torch.Generator().manual_seed(1))
     opinion = hear(addon, weak)
-    torch.testing.assert_close(
-        opinion, torch.softmax(weak, dim=1), rtol=1e-6, atol=0
-    )  # 1 / C came from float32
+    # 1 / C came from float32
+    torch.testing.assert_close(opinion, torch.softmax(weak, dim=1), rtol=1e-6, atol=0)
     plain = torch.nn.functional.cross_entropy(strong, opinion)
     assert abs(addon.unlabeled_loss(a_step(), strong, opinion) - plain) > 1e-3
 

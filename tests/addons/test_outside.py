@@ -199,9 +199,8 @@ def test_the_add_on_that_the_docs_show_is_whole(
 ) -> None:
     page = (Path(__file__).parents[2] / "docs" / "extend.md").read_text()
     code = page.rpartition("```python\n")[2].partition("```")[0]
-    monkeypatch.setitem(
-        ADDONS, "humble", ADDONS["none"]
-    )  # what the page puts there is gone after the test
+    # what the page puts there is gone after the test
+    monkeypatch.setitem(ADDONS, "humble", ADDONS["none"])
     exec(compile(code, "extend.md", "exec"), {"__name__": "page"})
     experiment = replace(
         small_run("fixmatch", "none", "train.steps=3"), addon=ADDONS["humble"].config()

@@ -94,9 +94,10 @@ def test_the_labelled_loss_is_the_rule_over_steps_that_learn(algorithm: str, cas
         weights, margin = rule(number)
         logits = labelled_logits(algorithm, others, batch)
         wanted = loss_by_loops(logits, batch.y, weights, margin)
+        # weights are float32
         assert float(output.metrics["loss_x"].detach()) == pytest.approx(
             float(wanted.detach()), rel=1e-6
-        )  # weights are float32
+        )
         rest = without.loss - without.metrics["loss_x"]
         assert float(output.loss.detach()) == pytest.approx(
             float((wanted + rest).detach()), rel=1e-6
@@ -120,10 +121,8 @@ def labelled_logits(algorithm: str, networks: Any, batch: Batch) -> Tensor:
 
 def test_a_mixed_label_has_the_weight_of_each_of_its_classes() -> None:
     addon = EffectiveNumber(EffectiveNumberConfig(beta=0.9), TASK)
-    logits, mixed = (
-        torch.randn(1, 4, dtype=torch.float64),
-        torch.tensor([[0.7, 0.0, 0.0, 0.3]], dtype=torch.float64),
-    )
+    logits = torch.randn(1, 4, dtype=torch.float64)
+    mixed = torch.tensor([[0.7, 0.0, 0.0, 0.3]], dtype=torch.float64)
     w, log_p = weights_by_loops(0.9), torch.log_softmax(logits, dim=1)[0]
     wanted = -(0.7 * w[0] * log_p[0] + 0.3 * w[3] * log_p[3])
     assert float(addon.labeled_loss(somewhere(), logits, mixed)) == pytest.approx(

@@ -88,16 +88,13 @@ def test_fixmatch_with_saw_is_its_equations_over_several_epochs(hard: bool) -> N
     algorithm = FixMatch(
         FixMatchConfig(threshold=0.6, hard_labels=hard), NoRefiner(), TASK, addon
     ).double()
-    addon.labeled_weights.copy_(
-        torch.tensor(slow_weights(list(COUNTS)), dtype=torch.float64)
-    )  # float32 when it was made
+    # float32 when it was made
+    addon.labeled_weights.copy_(torch.tensor(slow_weights(list(COUNTS)), dtype=torch.float64))
     slow, networks = SlowSAW(0.6, hard), pair()
     twins, seen = copy_of(networks), set()
     for k, batch in enumerate(batches()):
-        output, expected = (
-            algorithm.step(networks, batch, Clock(k, STEPS, EPOCH)),
-            slow.step(twins, batch, k),
-        )
+        output = algorithm.step(networks, batch, Clock(k, STEPS, EPOCH))
+        expected = slow.step(twins, batch, k)
         seen.add(tuple(round(w, 6) for w in slow.weights))
         assert addon.unlabeled_weights.tolist() == pytest.approx(slow.weights, rel=1e-10)
         assert output.loss.item() == pytest.approx(expected.item(), rel=1e-10)
@@ -175,8 +172,5 @@ def test_a_run_of_one_epoch_is_told_that_nothing_is_counted() -> None:
 
 
 def test_saw_without_unlabelled_images_is_refused() -> None:
-    with pytest.raises(
-        ValueError,
-        match=r"got 0\. Add unlabelled",
-    ):
+    with pytest.raises(ValueError, match=r"got 0\. Add unlabelled"):
         SAW(SAWConfig(), Task(torch.tensor(COUNTS), LABELED, UNLABELED))

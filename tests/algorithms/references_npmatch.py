@@ -118,10 +118,8 @@ class SlowNPMatch:
         noise = [torch.randn(T, L, dtype=torch.float64) for _ in range(3)]
 
         nothing = [torch.zeros(L, dtype=torch.float64)]
-        latent, r = (
-            self.gaussian(average(self.latents or nothing)),
-            average(self.contexts or nothing),
-        )
+        latent = self.gaussian(average(self.latents or nothing))
+        r = average(self.contexts or nothing)
         opinions = []
         for h in weak:
             samples = [softmax(z).detach() for z in self.decode(h, latent, r, noise[0])]
@@ -133,11 +131,9 @@ class SlowNPMatch:
                 [p_w[c] * (1 / CLASSES + 1e-6) / (batch_mean[c] + 1e-6) for c in range(CLASSES)]
             )
             p = p / p.sum()
-            c, sure, certain = (
-                int(p.argmax()),
-                self.refiner.trust(p),
-                entropy(p_w) <= self.config.entropy,
-            )
+            c = int(p.argmax())
+            sure = self.refiner.trust(p)
+            certain = entropy(p_w) <= self.config.entropy
             self.unsure += certain and sure < thresholds[c]
             self.uncertain += not certain
             labels.append(c)

@@ -76,9 +76,8 @@ def follow(
     algorithm = make_algorithm(name, refiner, task=task, **options).double()
     reference = make_reference(name, algorithm, slow, **options)
     networks = pair()
-    networks.teacher.train(
-        options.get("bank") == "full_teacher"
-    )  # which has to see to the teacher's mode itself
+    # which has to see to the teacher's mode itself
+    networks.teacher.train(options.get("bank") == "full_teacher")
     shadows = copy_of(networks)
     shadow = Shadow()
     for step, batch in enumerate(batches):

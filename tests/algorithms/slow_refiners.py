@@ -62,11 +62,9 @@ class SlowGP:
     def __init__(self, config: GPConfig) -> None:
         assert not isinstance(config.length_scale, str)
         assert not isinstance(config.logit_scale, str), "this one does not tune"
-        self.config, self.length_scale, self.logit_scale = (
-            config,
-            config.length_scale,
-            config.logit_scale,
-        )
+        self.config = config
+        self.length_scale = config.length_scale
+        self.logit_scale = config.logit_scale
         self.entries: list[Entry] = []
         self.steps = 0
         self.answers = 0

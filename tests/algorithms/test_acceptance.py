@@ -151,9 +151,8 @@ def test_simmatch_that_trusts_the_classifier_alone_is_fixmatch_with_soft_labels(
     clock: Clock,
 ) -> None:
     weak = rolled([2.0, 0.0, -1.0, 0.5])
-    weak = torch.cat(
-        [weak, 0.3 * weak]
-    )  # mean uniform, so that alignment is at its fixed point; half of it unsure
+    # mean uniform, so that alignment is at its fixed point; half of it unsure
+    weak = torch.cat([weak, 0.3 * weak])
     batch = batch_of(image(weak), image(weak.flip(1)), [0, 7, 12])
     simmatch = make_algorithm(
         "simmatch", NoRefiner(), smoothing=1.0, instance_weight=0.0, threshold=0.5

@@ -250,9 +250,8 @@ def test_a_batch_holds_no_true_label_of_an_unlabelled_image(name: str) -> None:
     batches = [
         batch._replace(views={view: batch.views[view] for view in views}) for batch in stream(4)
     ]
-    blind = [
-        batch._replace(view_index=batch.view_index.flip(0)) for batch in batches
-    ]  # numbered otherwise
+    # numbered otherwise
+    blind = [batch._replace(view_index=batch.view_index.flip(0)) for batch in batches]
     assert run(algorithm, pair(), batches) == run(other, pair(), blind), (
         "a position in the unlabelled set is no information"
     )

@@ -68,9 +68,8 @@ def test_the_mask_is_what_the_refiner_is_sure_enough_of(name: str) -> None:
 
 
 def test_freematch_thresholds_follow_the_confidence_and_not_the_probability() -> None:
-    weak = rolled(
-        [2.0, 0.0, 0.0, 0.0]
-    )  # every class as likely: all four thresholds are the global one
+    # every class as likely: all four thresholds are the global one
+    weak = rolled([2.0, 0.0, 0.0, 0.0])
     algorithm: Any = make_algorithm(
         "freematch", Vouching([0.1, 0.3, 0.5, 0.7]), momentum=0.5
     ).double()
@@ -152,9 +151,8 @@ def test_a_image_unlike_all_labelled_ones_is_masked_by_variance_whatever_the_net
     algorithm = make_algorithm("fixmatch", refiner, threshold=0.9).double()
     index = [LABELS.tolist().index(c) for c in range(CLASSES)]
     like = 3.0 * torch.eye(CLASSES, dtype=torch.float64)
-    unlike = torch.tensor(
-        [[-9.0, 1.0, 1.0, -9.0]], dtype=torch.float64
-    )  # sure of class 1 or 2, and far from both
+    # sure of class 1 or 2, and far from both
+    unlike = torch.tensor([[-9.0, 1.0, 1.0, -9.0]], dtype=torch.float64)
     weak = image(torch.cat([like, unlike]))
     output = step(algorithm, batch_of(weak, weak, index))
     assert output.pseudo is not None

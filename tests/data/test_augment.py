@@ -39,9 +39,8 @@ def normalised(image: Image.Image) -> Tensor:
     return result
 
 
-A_BYTE = (
-    1.01 / 255 / min(IMAGENET_STD)
-)  # without AVX2 torch rounds differently for each layout in memory
+# without AVX2 torch rounds differently for each layout in memory
+A_BYTE = 1.01 / 255 / min(IMAGENET_STD)
 
 
 def by_torchvision(image: Image.Image, size: list[int]) -> Pixels:
@@ -102,10 +101,8 @@ def test_without_flips_nothing_is_mirrored() -> None:
 )
 def test_the_padding_is_the_part_that_the_crop_leaves(size: int, ratio: float, pad: int) -> None:
     columns = np.zeros((size, size, 3), np.uint8) + np.arange(size, dtype=np.uint8)[None, :, None]
-    augment, rng = (
-        Augment(AugmentConfig(image_size=size, crop_ratio=ratio, flip=False)),
-        default_rng(0),
-    )
+    augment = Augment(AugmentConfig(image_size=size, crop_ratio=ratio, flip=False))
+    rng = default_rng(0)
     first = {int(augment.pixels("weak", columns, rng)[0, pad, 0]) for _ in range(400)}
     assert first == set(range(2 * pad + 1)) if 2 * pad < size else first >= set(range(size))
 
@@ -168,10 +165,8 @@ def test_the_strong_crop_is_cropped_first_and_then_resized(monkeypatch: pytest.M
         "semigpc.data.augment.rand_augment", lambda cropped, _rng, _operations: cropped
     )
     rng = default_rng(3)
-    area, aspect = (
-        rng.uniform(0.08, 1) * 1024,
-        math.exp(rng.uniform(math.log(3 / 4), math.log(4 / 3))),
-    )
+    area = rng.uniform(0.08, 1) * 1024
+    aspect = math.exp(rng.uniform(math.log(3 / 4), math.log(4 / 3)))
     width, height = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
     left, top = rng.integers(32 - width + 1), rng.integers(32 - height + 1)
     expected = by_torchvision(to_image(square[top : top + height, left : left + width]), [28, 28])

@@ -103,10 +103,8 @@ def test_images_of_a_batch_and_views_of_a_image_are_drawn_apart() -> None:
 @pytest.mark.parametrize("views", [2, 3, 4])
 def test_the_second_strong_view_is_another_one_and_any_of_the_others(views: int) -> None:
     source = features(SPLITS, views)
-    fetched, rng = (
-        source.fetch(SPLITS.unlabeled, np.zeros(3000, dtype=np.int64)),
-        np.random.default_rng(0),
-    )
+    fetched = source.fetch(SPLITS.unlabeled, np.zeros(3000, dtype=np.int64))
+    rng = np.random.default_rng(0)
     strong, strong2 = (
         source.cut(name, fetched, rng)[:, 2].long() for name in ("strong", "strong2")
     )

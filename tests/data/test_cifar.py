@@ -45,11 +45,9 @@ def binary(small: NDArray[Any], tmp_path: Path) -> Path:
 def test_official_files_give_the_counts_of_the_paper(
     tmp_path: Path, n_classes: Literal[10, 100]
 ) -> None:
-    form, labels, pixels = (
-        FORMS[n_classes],
-        np.tile(np.arange(n_classes), 60_000 // n_classes),
-        random_pixels(300),
-    )
+    form = FORMS[n_classes]
+    labels = np.tile(np.arange(n_classes), 60_000 // n_classes)
+    pixels = random_pixels(300)
     write_binary(tmp_path / form.name / form.archive.folder, n_classes, labels, pixels)
     sizes = [
         (tmp_path / form.name / form.archive.folder / name).stat().st_size for name in form.files
@@ -68,9 +66,8 @@ def test_official_files_give_the_counts_of_the_paper(
         assert counts(data.test.labels, n_classes) == [10_000 // n_classes] * n_classes
         assert data.test.positions.tolist() == list(range(50_000, 60_000))
         assert data.test.names[7] == "test/00007"
-        assert (
-            labels[data.labeled.positions] == data.labeled.labels
-        ).all()  # fine ones; the coarse are all 19
+        # fine ones; the coarse are all 19
+        assert (labels[data.labeled.positions] == data.labeled.labels).all()
         assert (labels[data.unlabeled.positions] == data.unlabeled_truth).all()
         assert data.labeled.names[0] == f"train/{data.labeled.positions[0]:05d}"
         assert data.class_names[:2] == (
@@ -80,9 +77,8 @@ def test_official_files_give_the_counts_of_the_paper(
             [0, 299]
         ].tolist()
         assert data.validation is None
-        assert not [
-            note for note in data.notes if "single" not in note
-        ]  # CIFAR-100 has classes of a single label
+        # CIFAR-100 has classes of a single label
+        assert not [note for note in data.notes if "single" not in note]
     finally:
         shutil.rmtree(tmp_path / form.name)  # 184 MB each, which pytest would keep
 
@@ -144,9 +140,8 @@ def test_fewer_unlabelled_images_than_asked_for_are_noted(binary: Path) -> None:
     data = load(config(binary, validation_per_class=9), seed=0)
     assert data.unlabeled_truth.tolist().count(0) == 11
     assert data.notes[-1].endswith("than asked for, since no more are left: 'airplane (11 of 12)'.")
-    apart = SplitConfig(
-        labeled_head=3, unlabeled_head=30, overlap="usb"
-    )  # where that is how it is meant
+    # where that is how it is meant
+    apart = SplitConfig(labeled_head=3, unlabeled_head=30, overlap="usb")
     assert len(load(config(binary, split=apart), seed=0).notes) == 1
 
 

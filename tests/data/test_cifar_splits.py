@@ -64,9 +64,8 @@ def test_no_reading_labels_other_images_than_another(n_classes: int, head: int) 
         )
         for overlap, u in readings
     ]
-    assert (
-        len({split.labeled.tobytes() for split in splits}) == 1
-    )  # so that methods are compared on the same labels
+    # so that methods are compared on the same labels
+    assert len({split.labeled.tobytes() for split in splits}) == 1
 
 
 def by_hand(rng: Shuffler, overlap: Overlap, n_classes: int, ratio: int, seed: int) -> str:

@@ -101,9 +101,8 @@ def test_the_hash_is_of_names_positions_and_labels() -> None:
         ),
     ]
     assert len({data.sha256, *(other.sha256 for other in others)}) == 5
-    assert (
-        replace(data, unlabeled_truth=np.array([0, 0])).sha256 == data.sha256
-    )  # what training cannot see
+    # what training cannot see
+    assert replace(data, unlabeled_truth=np.array([0, 0])).sha256 == data.sha256
 
 
 def test_a_class_without_labels_is_named() -> None:

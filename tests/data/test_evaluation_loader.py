@@ -124,10 +124,8 @@ def test_no_more_is_kept_than_the_limit(photos: list[Path], decoded: list[Path])
 
 
 def test_another_size_is_not_mistaken_for_it(photos: list[Path]) -> None:
-    test, larger = (
-        held_out(splits_of(photos)),
-        Augment(AugmentConfig(image_size=20, style="resize")),
-    )
+    test = held_out(splits_of(photos))
+    larger = Augment(AugmentConfig(image_size=20, style="resize"))
     list(loader_of(test).batches(test))
     views = EvaluationLoader([test], larger, batch_size=9, workers=0, device=CPU)
     assert torch.equal(next(views.batches(test)).images[3], plain_view(larger, test[3]))

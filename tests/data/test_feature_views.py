@@ -125,9 +125,8 @@ def test_views_are_the_same_when_computed_in_two_calls(
 @pytest.mark.slow
 def test_a_worker_changes_nothing_and_does_not_outlive_the_work(tmp_path: Path) -> None:
     before = set(multiprocessing.active_children())
-    splits = splits_of(
-        noise(90), unlabeled=range(80), test=range(80, 90)
-    )  # enough for a worker to be worth it
+    # enough for a worker to be worth it
+    splits = splits_of(noise(90), unlabeled=range(80), test=range(80, 90))
     here, there = (compute(tmp_path / str(workers), splits, workers=workers) for workers in (0, 1))
     assert same(everything(here, splits), everything(there, splits))
     assert set(multiprocessing.active_children()) == before

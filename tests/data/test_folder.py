@@ -231,10 +231,8 @@ def test_configs_check_their_ranges(changes: dict[str, object], message: str) ->
 
 def test_holding_out_validation_later_is_the_same_as_at_once(root: Path) -> None:
     listed = load(FolderConfig(root=str(root)), seed=3)
-    later, at_once = (
-        with_validation(listed, 0.34, 3),
-        load(FolderConfig(root=str(root), validation=0.34), seed=3),
-    )
+    later = with_validation(listed, 0.34, 3)
+    at_once = load(FolderConfig(root=str(root), validation=0.34), seed=3)
     assert later.sha256 == at_once.sha256
     assert names(later) == names(at_once)
     assert later.notes == at_once.notes

@@ -132,10 +132,8 @@ def test_arrays_that_are_not_mnist_are_an_error(npz: Path, arrays: dict[str, NDA
 
 
 def test_settings_are_long_tailed_or_balanced_labels() -> None:
-    long, few = (
-        mnist(imbalance_ratio=100).data.split,
-        mnist_balanced(labels_per_class=10, imbalance_ratio=20).data.split,
-    )
+    long = mnist(imbalance_ratio=100).data.split
+    few = mnist_balanced(labels_per_class=10, imbalance_ratio=20).data.split
     assert (long.labeled_head, long.labeled_ratio, long.unlabeled_ratio, long.overlap) == (
         100,
         100,

@@ -75,9 +75,8 @@ def test_a_negative_ratio_reverses_the_tail() -> None:
 @pytest.mark.parametrize("ratio", [2, 3, 7, 10, 30, 100])
 def test_the_last_class_is_the_head_over_the_ratio(head: int, ratio: int) -> None:
     for n_classes in (2, 3, 7, 100, 810):
-        assert (
-            long_tail_counts(head, ratio, n_classes)[-1] == head // ratio
-        )  # where plain floats may fall just short
+        # where plain floats may fall just short
+        assert long_tail_counts(head, ratio, n_classes)[-1] == head // ratio
 
 
 @pytest.mark.parametrize(

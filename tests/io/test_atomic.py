@@ -69,9 +69,8 @@ def test_a_full_disk_is_told_with_path_and_way_out_and_the_old_file_stays(tmp_pa
     write_text(path, "old")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
-        resource.setrlimit(
-            resource.RLIMIT_FSIZE, (1000, before[1])
-        )  # Python ignores the signal: writing is an error
+        # Python ignores the signal: writing is an error
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
         with pytest.raises(WriteError, match=r"table\.csv.*written: .*not modified.*another place"):
             write_text(path, "x" * 5000)
     finally:

@@ -79,10 +79,8 @@ def test_a_large_jpeg_is_decoded_at_half_of_its_size_and_views_stay_near(tmp_pat
     pool = FileImages([tmp_path / "a.jpg"])
     assert pool[0].size == pool.read(0, at_least=214).size == (640, 427)
     assert pool.read(0, at_least=213).size == (320, 214)
-    augment, image_set = (
-        Augment(AugmentConfig(image_size=92, style="resize")),
-        ImageSet(pool, np.zeros(1, int), ["a"]),
-    )
+    augment = Augment(AugmentConfig(image_size=92, style="resize"))
+    image_set = ImageSet(pool, np.zeros(1, int), ["a"])
     whole, square = augment.square(pool[0]).astype(int), augment.fetch(image_set, np.array([0]))[0]
     assert 0 < np.abs(whole - square).mean() < 3  # of 255
     assert (
@@ -163,9 +161,8 @@ def test_too_many_pixels_are_refused_by_name_size_and_limit(
 def test_pillow_has_no_say_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "wide.png"
     Image.new("L", (300, 40)).save(path)
-    monkeypatch.setattr(
-        Image, "MAX_IMAGE_PIXELS", 7000
-    )  # it warns of more, and warnings are errors here
+    # it warns of more, and warnings are errors here
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 7000)
     assert read_image(path).size == (300, 40)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 5000)  # it refuses more than twice as many
     with pytest.raises(ImageError, match=r"wide.png has 12000 pixels, and 10000 is the most"):

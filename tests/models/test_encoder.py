@@ -18,13 +18,7 @@ from semigpc.io import parts
 from semigpc.io.errors import DataError, ImageError, SettingsError, WriteError
 from semigpc.io.images import read_image, read_squares
 from semigpc.models import ModelConfig, encoder
-from semigpc.models.encoder import (
-    EmbedConfig,
-    Encoder,
-    embed_folder,
-    frozen_backbone,
-    weights_hash,
-)
+from semigpc.models.encoder import EmbedConfig, Encoder, embed_folder, frozen_backbone, weights_hash
 from tests.data.samples import random_image, write_images
 from tests.labeling.embedding_samples import TINY, leftovers, rows_of
 

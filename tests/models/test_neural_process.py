@@ -177,11 +177,9 @@ def test_the_skew_is_the_context_s_share_of_the_entropies() -> None:
 
 def test_with_nothing_believed_there_is_nothing_to_diverge_from() -> None:
     made = head()
-    y, targets, mask = (
-        torch.tensor([0, 1]),
-        torch.zeros(3, dtype=torch.int64),
-        torch.zeros(3, dtype=torch.bool),
-    )
+    y = torch.tensor([0, 1])
+    targets = torch.zeros(3, dtype=torch.int64)
+    mask = torch.zeros(3, dtype=torch.bool)
     _, logits_s, divergence = made.study(rows(2), y, rows(3), targets, mask)
     assert float(divergence.detach()) == 0
     assert bool(logits_s.isfinite().all())
@@ -227,11 +225,9 @@ def test_it_is_a_head_of_a_classifier_whose_average_has_the_memory_too() -> None
     made = model.heads["neural_process"]
     assert isinstance(made, NeuralProcess)
     average = average_of(model)
-    x, strong, mask = (
-        torch.randn(3, model.n_features),
-        torch.randn(2, model.n_features),
-        torch.tensor([True, False]),
-    )
+    x = torch.randn(3, model.n_features)
+    strong = torch.randn(2, model.n_features)
+    mask = torch.tensor([True, False])
     made.study(x, torch.tensor([0, 1, 6]), strong, torch.tensor([2, 3]), mask)
     update_average(average, model, 0.5)
     state = average.state_dict()

@@ -16,11 +16,12 @@ from semigpc.refiners import (
 from semigpc.types import Batch, ModelOutput
 
 CLASSES, WIDTH = 3, 8
+# every engine, for a buffer of 24 rows
 ENGINES_OF_24 = {
     "exact": ExactOptions(),
     "ensemble": EnsembleOptions(members=2),
     "matrix_free": MatrixFreeOptions(rank=24, dtype="float64"),
-}  # every engine, for a buffer of 24 rows
+}
 
 
 def said(features: Tensor) -> ModelOutput:

@@ -200,7 +200,6 @@ def test_what_cannot_work_is_refused(options: dict[str, Any], message: str) -> N
 def test_copies_cannot_be_left_out_of_a_buffer_that_members_share() -> None:
     config = GPConfig(role="classifier", exclude_same_index=True, buffer_size=40_000)
     with pytest.raises(
-        ValueError,
-        match=r"exclude_same_index needs the exact engine; got 'ensemble' \(40000 rows",
+        ValueError, match=r"exclude_same_index needs the exact engine; got 'ensemble' \(40000 rows"
     ):
         build_engine(config, 3, 2)

@@ -184,9 +184,8 @@ def test_a_write_that_the_engine_rejects_leaves_buffer_and_engine_as_they_were(
         show(each, features, labels)
     state = {name: value.clone() for name, value in refiner.state_dict().items()}
     answers = refiner.logits(queries)
-    same = torch.ones(
-        6, WIDTH, dtype=torch.float64
-    )  # six copies of one point cannot be told apart with so little noise
+    # six copies of one point cannot be told apart with so little noise
+    same = torch.ones(6, WIDTH, dtype=torch.float64)
     with pytest.raises(NotPositiveDefiniteError, match="Raise noise_std"):
         refiner.write(unit(same), torch.tensor([2, 2, 2, 2, 2, 2]))
     assert all(torch.equal(value, state[name]) for name, value in refiner.state_dict().items())

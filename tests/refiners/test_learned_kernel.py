@@ -11,10 +11,8 @@ from semigpc.gp import NTK, RBF, ExactGP, NotPositiveDefiniteError
 from semigpc.refiners import GPConfig
 from tests.refiners.outputs import CLASSES, ENGINES_OF_24, WIDTH, make, points, said, show
 
-BADLY: dict[str, Any] = {
-    "length_scale": 0.05,
-    "noise_std": 1.0,
-}  # so that there is something to learn
+# so that there is something to learn
+BADLY: dict[str, Any] = {"length_scale": 0.05, "noise_std": 1.0}
 
 
 def train(refiner: Any, generator: torch.Generator, steps: int) -> None:
@@ -205,10 +203,7 @@ def test_what_another_kind_of_run_learned_is_refused(scales: Tensor) -> None:
     ("options", "complaint"),
     [
         ({"learn_steps": 0}, "learn_steps must be at least 1; got 0"),
-        (
-            {"learn": "leave_one_out", "kernel_clip": 0.1},
-            "Leave kernel_clip at 0, got 0.1",
-        ),
+        ({"learn": "leave_one_out", "kernel_clip": 0.1}, "Leave kernel_clip at 0, got 0.1"),
     ],
 )
 def test_switches_that_contradict_each_other_are_refused(

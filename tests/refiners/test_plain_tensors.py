@@ -151,10 +151,8 @@ def test_a_batch_that_cannot_be_is_refused_and_changes_nothing(
     refiner = make("gp", balanced=True)
     refiner.remember(*points(8, generator))
     queries = points(4, generator)[0]
-    before, answer = (
-        {name: value.clone() for name, value in refiner.state_dict().items()},
-        refiner.probs(queries),
-    )
+    before = {name: value.clone() for name, value in refiner.state_dict().items()}
+    answer = refiner.probs(queries)
     with pytest.raises((TypeError, ValueError), match=complaint):
         refiner.remember(*change(*points(5, generator)))
     assert all(torch.equal(value, before[name]) for name, value in refiner.state_dict().items())

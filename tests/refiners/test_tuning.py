@@ -87,19 +87,16 @@ def test_l_follows_the_distance_to_the_nearest_labelled_row(
     engine: str, l2norm: bool, generator: torch.Generator
 ) -> None:
     refiner = build(engine=ENGINES_OF_24[engine], l2norm=l2norm)
-    batches = list(
-        stream(WARMUP, generator)
-    )  # 12 of 24 slots: rows of zeros in the others must not count
+    # 12 of 24 slots: rows of zeros in the others must not count
+    batches = list(stream(WARMUP, generator))
     steps_of(refiner, batches)
     assert scales(refiner) == (START_LENGTH, auto_logit_scale(3)), (
         "not before the warm-up has ended"
     )
     now = draw(41, generator)[0]
     refiner.probs(now)
-    views, rows = (
-        torch.cat([now, *(weak for weak, _, _ in batches)]),
-        torch.cat([features for _, features, _ in batches]),
-    )
+    views = torch.cat([now, *(weak for weak, _, _ in batches)])
+    rows = torch.cat([features for _, features, _ in batches])
     if l2norm:
         views, rows = unit(views), unit(rows)
     assert scales(refiner)[0] == pytest.approx(nearest_by_hand(views, rows), rel=1e-5)
@@ -179,9 +176,8 @@ def test_a_small_change_of_l_is_not_worth_a_rebuild(generator: torch.Generator) 
     refiner.probs(views)
     before, kernel = scales(refiner), refiner.engine.kernel
     for step in range(EVERY):
-        refiner.remember(
-            features[step % SIZE, None], labels[step % SIZE, None]
-        )  # the same rows again, in the same slots
+        # the same rows again, in the same slots
+        refiner.remember(features[step % SIZE, None], labels[step % SIZE, None])
     refiner.probs(views + 0.05 * draw(RECENT_VIEWS, generator)[0])
     assert refiner.engine.kernel is kernel
     assert scales(refiner)[0] == before[0]
@@ -204,10 +200,8 @@ def test_a_scale_that_is_set_or_learned_otherwise_is_not_tuned(
     options: dict[str, Any], tuned: set[str], generator: torch.Generator
 ) -> None:
     refiner = build(**options)
-    kernel, before = (
-        refiner.engine.kernel,
-        {name: float(value) for name, value in refiner.scales.items()},
-    )
+    kernel = refiner.engine.kernel
+    before = {name: float(value) for name, value in refiner.scales.items()}
     starts = {"length_scale": START_LENGTH, "logit_scale": auto_logit_scale(3)} | options
     assert before == {name: starts[name] for name in before}
     steps_of(refiner, stream(WARMUP + 1, generator))
@@ -225,18 +219,16 @@ def test_a_tuned_refiner_answers_as_one_that_always_had_these_scales(
     engine: str, generator: torch.Generator
 ) -> None:
     refiner = build(engine=ENGINES_OF_24[engine])
-    steps_of(
-        refiner, stream(WARMUP + 4, generator)
-    )  # 28 rows through 24 slots, the last of them after the look
+    # 28 rows through 24 slots, the last of them after the look
+    steps_of(refiner, stream(WARMUP + 4, generator))
     length, logit_scale = scales(refiner)
     fresh = build_engine(
         GPConfig(buffer_size=SIZE, length_scale=length, engine=ENGINES_OF_24[engine]), WIDTH, 3
     )
     rows = torch.arange(SIZE)
     fresh.replace(rows, refiner.engine.features, refiner.engine.targets)
-    refiner.engine.reanchor(
-        refiner.engine.kernel, refiner.engine.noise_std
-    )  # landmarks at all rows, as they are now
+    # landmarks at all rows, as they are now
+    refiner.engine.reanchor(refiner.engine.kernel, refiner.engine.noise_std)
     queries = draw(10, generator)[0]
     counts = refiner.engine.targets.sum(dim=0).double()
     mean = fresh.mean(unit(queries).double(), offset=counts / SIZE)
@@ -265,9 +257,8 @@ def test_a_resumed_refiner_goes_on_and_tunes_to_the_same_bits(
     resumed.load_state_dict(state)
     assert scales(resumed) == scales(whole)
     tuned = scales(whole)
-    batches = list(
-        stream(EVERY, generator, views=5)
-    )  # fewer than 512: what was seen before the break counts too
+    # fewer than 512: what was seen before the break counts too
+    batches = list(stream(EVERY, generator, views=5))
     for ours, theirs in zip(steps_of(whole, batches), steps_of(resumed, batches), strict=True):
         assert torch.equal(ours, theirs)
     assert scales(resumed) == scales(whole) != tuned, "there was another look"
