@@ -24,10 +24,8 @@ def slow_root(column: list[float], h: list[float], target: float) -> float:
     """Return nu with sum_n a_n exp(- nu h_n) = target, by halving: the sum falls as nu rises."""
 
     def excess(nu: float) -> bool:
-        return (
-            sum(math.exp(min(math.log(a) - nu * e, 700.0)) for a, e in zip(column, h, strict=True))
-            > target
-        )
+        powers = [math.log(a) - nu * e for a, e in zip(column, h, strict=True)]
+        return sum(math.exp(min(power, 700.0)) for power in powers) > target
 
     low, high = -1.0, 1.0
     while not excess(low):
@@ -99,11 +97,8 @@ class SlowDARP:
             self.changed += max(p) >= self.threshold and image in self.refined
             self.kept += k >= 2 and image not in self.refined
             if max(p) >= self.threshold:
-                loss = (
-                    loss
-                    - (strong.logits[b, p.index(max(p))] - strong.logits[b].exp().sum().log())
-                    / UNLABELED
-                )
+                z = strong.logits[b]
+                loss = loss - (z[p.index(max(p))] - z.exp().sum().log()) / UNLABELED
         self.observe(x.logits.detach(), batch.y.tolist(), own)
         return loss
 
@@ -127,7 +122,6 @@ def slow_shares(values: list[float]) -> list[float]:
             shift = (sum(values[c] for c in support) - 1) / size
             shares = [values[c] - shift if c in support else 0.0 for c in range(len(values))]
             if min(shares) >= 0:
-                best = min(
-                    best, (sum((s - v) ** 2 for s, v in zip(shares, values, strict=True)), shares)
-                )
+                distance = sum((s - v) ** 2 for s, v in zip(shares, values, strict=True))
+                best = min(best, (distance, shares))
     return best[1]

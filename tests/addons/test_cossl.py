@@ -115,34 +115,25 @@ def test_pseudo_labels_come_from_moving_average_and_head_not_from_the_student() 
 def test_features_are_enhanced_as_often_as_their_own_class_is_rare(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """USB looks the class up with the argmax of a scalar: all rows have class 0, and none is
-    enhanced.
-    """
+    """USB takes the argmax of a scalar for the class, which is always 0, and enhances none."""
     rows = 3000 * CLASSES
     y = torch.arange(rows) % CLASSES
     addon, networks, batch = started(), pair(), stream(1)[0]
     images = torch.randn(rows, 3, SIDE, SIDE, dtype=torch.float64)
     learnt: list[Tensor] = []
     monkeypatch.setattr(addon.head, "learn", lambda features, _: learnt.append(features))
-    seeded(
-        0,
-        addon.weak,
-        Step(networks, batch._replace(balanced=Labeled(images, y, y)), AFTER),
-        networks.forward(batch.x)[0],
-    )
+    step = Step(networks, batch._replace(balanced=Labeled(images, y, y)), AFTER)
+    seeded(0, addon.weak, step, networks.forward(batch.x)[0])
     plain = networks.ask_teacher(images).features
     enhanced = (learnt[0] - plain).abs().amax(dim=1) > 1e-9
     for c, n in enumerate(COUNTS):
-        assert enhanced[y == c].double().mean().item() == pytest.approx(
-            (max(COUNTS) - n) / max(COUNTS), abs=0.04
-        )
+        share = (max(COUNTS) - n) / max(COUNTS)
+        assert enhanced[y == c].double().mean().item() == pytest.approx(share, abs=0.04)
 
-    pool = torch.cat(
-        [networks.ask_teacher(batch.x).features, networks.ask_teacher(batch.views["weak"]).features]
-    )
-    for f, x in zip(
-        learnt[0][enhanced][:50], plain[enhanced][:50], strict=True
-    ):  # f lies on the way from x to some partner, at most 0.4 of it from x
+    partners = (batch.x, batch.views["weak"])
+    pool = torch.cat([networks.ask_teacher(images).features for images in partners])
+    # f lies on the way from x to some partner, at most 0.4 of it from x
+    for f, x in zip(learnt[0][enhanced][:50], plain[enhanced][:50], strict=True):
         shares = ((f - x) * (pool - x)).sum(dim=1) / (pool - x).pow(2).sum(dim=1)
         gaps = (x + shares[:, None] * (pool - x) - f).norm(dim=1)
         assert gaps.min() < 1e-9
@@ -151,19 +142,12 @@ def test_features_are_enhanced_as_often_as_their_own_class_is_rare(
 
 def test_partners_are_labelled_as_often_as_training_images_are() -> None:
     addon = started()
-    own = torch.zeros(8000, WIDTH)
-    labeled = torch.ones(2, WIDTH)
-    unlabeled = 2 * torch.ones(7, WIDTH)
-    mixed = seeded(
-        0,
-        addon._enhance,
-        own.double(),
-        torch.full((8000,), 3),
-        labeled.double(),
-        unlabeled.double(),
+    own, labeled, unlabeled = (
+        torch.full((rows, WIDTH), value, dtype=torch.float64)
+        for rows, value in ((8000, 0.0), (2, 1.0), (7, 2.0))
     )
-    # Mixed from 0, a labelled partner gives up to 0.4 and an unlabelled one up to 0.8, both
-    # uniformly.
+    mixed = seeded(0, addon._enhance, own, torch.full((8000,), 3), labeled, unlabeled)
+    # Mixed from 0, a labelled partner gives up to 0.4 and an unlabelled one up to 0.8 (uniform).
     above = (mixed[:, 0] > 0.4).double().sum() / (mixed[:, 0] > 0).sum()
     assert above.item() == pytest.approx(0.5 * POOL / (POOL + sum(COUNTS)), abs=0.04)
 
@@ -179,15 +163,10 @@ def test_the_head_learns_without_touching_the_networks() -> None:
     assert not heard.logits.requires_grad
     assert not list(addon.parameters())
     for network, old in zip(networks, twin, strict=True):
-        assert all(
-            torch.equal(a, b)
-            for a, b in zip(network.state_dict().values(), old.state_dict().values(), strict=True)
-        )
+        state = old.state_dict()
+        assert all(torch.equal(a, state[name]) for name, a in network.state_dict().items())
         assert all(parameter.grad is None for parameter in network.parameters())
-    assert all(
-        torch.equal(a, b)
-        for a, b in zip(before.teacher.parameters(), networks.teacher.parameters(), strict=True)
-    )
+    assert all(map(torch.equal, before.teacher.parameters(), networks.teacher.parameters()))
 
 
 def test_nothing_happens_during_the_warm_up() -> None:
@@ -264,30 +243,3 @@ def test_a_step_without_a_balanced_batch_is_refused() -> None:
     networks, batch = pair(), stream(1)[0]
     with pytest.raises(ValueError, match=r"Batch.balanced is None"):
         started().weak(Step(networks, batch, AFTER), networks.forward(batch.x)[0])
-
-
-def test_features_of_unknown_width_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"n_features must be at least 1; got 0"):
-        CoSSL(CoSSLConfig(), Task(torch.tensor(COUNTS), LABELED, UNLABELED))
-
-
-def test_it_needs_a_moving_average_and_a_balanced_batch() -> None:
-    assert CoSSLConfig.needs_average
-    assert CoSSLConfig.needs_balanced_batch
-    assert CoSSLConfig.needs_unlabeled
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"warmup": 1.2}, r"warmup must lie in \[0, 1\]; got 1.2."),
-        ({"head_momentum": -0.1}, r"head_momentum must lie in \[0, 1\]; got -0.1."),
-        ({"least_own": 2.0}, r"least_own must lie in \[0, 1\]; got 2.0."),
-        ({"head_rate": 0.0}, "head_rate must be positive; got 0.0."),
-        ({"head_decay": -1.0}, "head_decay must not be negative; got -1.0."),
-        ({"start_steps": 0}, "start_steps must be at least 1; got 0."),
-    ],
-)
-def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        CoSSLConfig(**options)

@@ -25,9 +25,7 @@ def survey(logits: Tensor) -> Survey:
 
 
 def chosen_by_loops(logits: Tensor, power: float) -> list[int]:
-    """Section 10: rank by counts, floor(|U_c| (n_{K+1-r} / n_1)^alpha) of the most confident of
-    each predicted class.
-    """
+    """The floor(|U_c| (n_{K+1-r} / n_1)^alpha) most confident of each predicted class."""
     counts = COUNTS.tolist()
     descending = sorted(counts, reverse=True)
     probs = torch.softmax(logits.double(), dim=1).tolist()
@@ -48,13 +46,6 @@ def test_the_rarest_class_joins_whole_and_the_largest_least() -> None:
     assert rates.tolist() == pytest.approx([2 / 3, 1 / 3, 9 ** (-1 / 3), 1])
 
 
-def test_ranks_come_from_counts_and_not_from_the_number_of_the_class() -> None:
-    """USB takes the rate by class id, which is right only where classes are sorted by frequency."""
-    sorted_counts = COUNTS.sort(descending=True).values
-    order = COUNTS.argsort(descending=True)
-    assert torch.equal(join_rates(COUNTS, 1 / 3)[order], join_rates(sorted_counts, 1 / 3))
-
-
 @pytest.mark.parametrize("power", [1 / 3, 1.0, 0.0])
 def test_the_surest_of_each_predicted_class_join_as_the_rule_says(power: float) -> None:
     addon = CReST(CReSTConfig(power=power), TASK)
@@ -66,9 +57,8 @@ def test_the_surest_of_each_predicted_class_join_as_the_rule_says(power: float) 
 def test_rates_go_by_labels_of_people_even_when_the_model_added_its_own() -> None:
     later = Task(torch.tensor([30, 30, 30, 30]), 5, 10, n_unlabeled=40, original_counts=COUNTS)
     logits = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
-    assert CReST(CReSTConfig(), later).relabel(survey(logits)).tolist() == chosen_by_loops(
-        logits, 1 / 3
-    )
+    given = CReST(CReSTConfig(), later).relabel(survey(logits)).tolist()
+    assert given == chosen_by_loops(logits, 1 / 3)
 
 
 def test_a_class_nobody_is_put_into_adds_nobody() -> None:
@@ -91,11 +81,7 @@ def test_crest_plus_aligns_to_shares_that_flatten_with_the_generations() -> None
         powered = [(count / 39) ** t for count in COUNTS.tolist()]
         target = [value / sum(powered) for value in powered]
         mean = probs.mean(dim=0).tolist()
-        average = (
-            mean
-            if average is None
-            else [0.9 * a + 0.1 * m for a, m in zip(average, mean, strict=True)]
-        )
+        average = [0.9 * a + 0.1 * m for a, m in zip(average or mean, mean, strict=True)]
         wanted = []
         for row in probs.tolist():
             scaled = [
@@ -110,20 +96,3 @@ def test_crest_plus_aligns_to_shares_that_flatten_with_the_generations() -> None
 def test_the_temperature_falls_from_one_to_a_half() -> None:
     addon = CReSTPlus(CReSTPlusConfig(generations=6), TASK)
     assert [addon.temperature(g) for g in range(6)] == pytest.approx([1, 0.9, 0.8, 0.7, 0.6, 0.5])
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"generations": 1}, "generations must be at least 2"),
-        ({"power": -1.0}, "power must not be negative"),
-    ],
-)
-def test_options_that_make_no_sense_are_refused(options: dict[str, float], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        CReSTConfig(**options)  # type: ignore[arg-type]
-
-
-def test_a_temperature_outside_of_its_range_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"final_temperature must lie in \[0, 1\]; got 2"):
-        CReSTPlusConfig(final_temperature=2.0)

@@ -1,10 +1,8 @@
-"""An add-on from outside of the package: one class, one line in a dictionary; and where algorithms
-ask it.
-"""
+"""An add-on from outside of the package: one class, and one line in a dictionary."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -16,6 +14,7 @@ from semigpc.addons import (
     AddOn,
     AddOnConfig,
     AddOnEntry,
+    CoSSLConfig,
     CReSTConfig,
     ExtraLoss,
     Step,
@@ -138,11 +137,8 @@ def test_humility_is_seen_in_the_pseudo_labels(tmp_path: Path) -> None:
     """With humility 1 every label is 1/C, so that nothing passes a threshold."""
     experiment = replace(small_run("fixmatch", "none"), addon=HumbleConfig(humility=1.0))
     train(experiment, tmp_path / "run")
-    rows = [
-        line
-        for line in RunFolder(tmp_path / "run").metrics.read_text().splitlines()
-        if '"kind": "pseudo"' in line
-    ]
+    lines = RunFolder(tmp_path / "run").metrics.read_text().splitlines()
+    rows = [line for line in lines if '"kind": "pseudo"' in line]
     assert rows
     assert all('"coverage": 0.0' in row for row in rows)
 
@@ -161,21 +157,6 @@ def test_an_algorithm_that_asks_no_add_on_is_refused_one(monkeypatch: pytest.Mon
     Experiment(algorithm=DeafConfig())
 
 
-def test_an_add_on_for_unlabelled_images_is_refused_to_labels_only() -> None:
-    with pytest.raises(
-        SettingsError,
-        match="abc acts on unlabelled images, and supervised learns from labels alone",
-    ):
-        Experiment(algorithm=SupervisedConfig(), addon=ABCConfig())
-
-
-def test_a_moving_average_that_is_needed_must_be_there() -> None:
-    with pytest.raises(
-        SettingsError, match=r"cossl needs a moving average of the network; set train.ema"
-    ):
-        Experiment(addon=ADDONS["cossl"].config(), train=TrainConfig(ema=0.0))
-
-
 @pytest.mark.usefixtures("humble")
 def test_two_heads_of_one_name_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FixMatchConfig, "heads", {"humble": HeadSpec("linear", 2)})
@@ -183,9 +164,19 @@ def test_two_heads_of_one_name_are_refused(monkeypatch: pytest.MonkeyPatch) -> N
         Experiment(addon=HumbleConfig(), model=ModelConfig())
 
 
-def test_generations_need_a_step_each() -> None:
-    with pytest.raises(SettingsError, match=r"train.steps=4 must be at least 6"):
-        Experiment(addon=CReSTConfig(), train=TrainConfig(steps=4))
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"algorithm": SupervisedConfig(), "addon": ABCConfig()}, "abc acts on unlabelled images"),
+        ({"addon": CoSSLConfig(), "train": TrainConfig(ema=0.0)}, r"cossl needs .*train\.ema"),
+        ({"addon": CReSTConfig(), "train": TrainConfig(steps=4)}, r"steps=4 must be at least 6"),
+    ],
+)
+def test_settings_that_an_add_on_cannot_work_with_are_refused(
+    settings: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(SettingsError, match=words):
+        Experiment(**settings)
 
 
 def test_an_unknown_add_on_is_answered_with_the_nearest() -> None:
@@ -198,12 +189,12 @@ def test_the_add_on_that_the_docs_show_is_whole(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     page = (Path(__file__).parents[2] / "docs" / "extend.md").read_text()
-    code = page.rpartition("```python\n")[2].partition("```")[0]
+    blocks = [block.partition("```")[0] for block in page.split("```python\n")[1:]]
+    (code,) = [block for block in blocks if "class Humble(AddOn)" in block]
     # what the page puts there is gone after the test
     monkeypatch.setitem(ADDONS, "humble", ADDONS["none"])
     exec(compile(code, "extend.md", "exec"), {"__name__": "page"})
-    experiment = replace(
-        small_run("fixmatch", "none", "train.steps=3"), addon=ADDONS["humble"].config()
-    )
+    plain = small_run("fixmatch", "none", "train.steps=3")
+    experiment = replace(plain, addon=ADDONS["humble"].config())
     train(experiment.override(["addon.humility=0.2"]), tmp_path / "run")
     assert '"humility": 0.2' in RunFolder(tmp_path / "run").config.read_text()

@@ -1,6 +1,7 @@
 """Classic re-balancing of the labelled loss, over steps, against plain loops."""
 
 import math
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from semigpc.addons import (
     LogitAdjustmentConfig,
     Step,
 )
+from semigpc.addons.rebalancing import effective_number_weights
 from semigpc.types import Batch, Clock, ModelOutput, Task
 from tests.algorithms.tiny import (
     COUNTS,
@@ -95,13 +97,10 @@ def test_the_labelled_loss_is_the_rule_over_steps_that_learn(algorithm: str, cas
         logits = labelled_logits(algorithm, others, batch)
         wanted = loss_by_loops(logits, batch.y, weights, margin)
         # weights are float32
-        assert float(output.metrics["loss_x"].detach()) == pytest.approx(
-            float(wanted.detach()), rel=1e-6
-        )
+        assert output.metrics["loss_x"].item() == pytest.approx(wanted.item(), rel=1e-6)
         rest = without.loss - without.metrics["loss_x"]
-        assert float(output.loss.detach()) == pytest.approx(
-            float((wanted + rest).detach()), rel=1e-6
-        ), "nothing else changes"
+        total = (wanted + rest).item()
+        assert output.loss.item() == pytest.approx(total, rel=1e-6), "nothing else changes"
         learn(networks, output.loss)
         learn(others, wanted + rest)
 
@@ -125,9 +124,8 @@ def test_a_mixed_label_has_the_weight_of_each_of_its_classes() -> None:
     mixed = torch.tensor([[0.7, 0.0, 0.0, 0.3]], dtype=torch.float64)
     w, log_p = weights_by_loops(0.9), torch.log_softmax(logits, dim=1)[0]
     wanted = -(0.7 * w[0] * log_p[0] + 0.3 * w[3] * log_p[3])
-    assert float(addon.labeled_loss(somewhere(), logits, mixed)) == pytest.approx(
-        float(wanted.detach()), rel=1e-6
-    )
+    loss = addon.labeled_loss(somewhere(), logits, mixed)
+    assert loss.item() == pytest.approx(wanted.item(), rel=1e-6)
 
 
 def test_a_plain_network_can_be_adjusted_when_it_answers() -> None:
@@ -151,9 +149,8 @@ def test_sampling_is_balanced_from_the_start_or_from_the_deferred_one() -> None:
     "name", ["effective_number", "logit_adjustment", "deferred", "saw", "crest", "crest_plus"]
 )
 def test_a_class_without_labels_counts_as_one_and_the_run_is_told(name: str) -> None:
-    addon = ADDONS[name].build(
-        ADDONS[name].config(), Task(torch.tensor([9, 0, 4]), 2, 2, n_unlabeled=3)
-    )
+    task = Task(torch.tensor([9, 0, 4]), 2, 2, n_unlabeled=3)
+    addon = ADDONS[name].build(ADDONS[name].config(), task)
     (note,) = addon.take_notes()
     assert "[1] have no label" in note
     assert addon.take_notes() == []
@@ -165,18 +162,29 @@ def somewhere(progress: float = 0.0) -> Step:
     return Step(pair(), stream(1)[0], Clock(round(10 * progress), 10, 5))
 
 
-@pytest.mark.parametrize(
-    ("config", "options", "message"),
-    [
-        (BalancedSamplingConfig, {"power": 1.5}, r"power must lie in \[0, 1\]"),
-        (EffectiveNumberConfig, {"beta": 1.0}, r"beta must lie in \[0, 1\); got 1.0"),
-        (LogitAdjustmentConfig, {"strength": -1.0}, "strength must not be negative"),
-        (DeferredConfig, {"start": 2.0}, r"start must lie in \[0, 1\]; got 2.0"),
-        (DeferredConfig, {"beta": -0.1}, r"beta must lie in \[0, 1\)"),
-    ],
-)
-def test_options_outside_of_their_range_are_refused(
-    config: Any, options: dict[str, float], message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        config(**options)
+@pytest.mark.parametrize("beta", [0.0, 0.5, 0.9, 0.999])
+def test_weights_are_those_of_the_equation_scaled_to_the_number_of_classes(beta: float) -> None:
+    counts, exact = [400, 20, 3, 1], Fraction(beta)
+    raw = [(1 - exact) / (1 - exact**n) for n in counts]
+    expected = [float(w * len(counts) / sum(raw)) for w in raw]
+    weights = effective_number_weights(torch.tensor(counts), beta)
+    assert weights.dtype == torch.float64
+    assert weights.tolist() == pytest.approx(expected, rel=1e-12)
+    assert float(weights.sum()) == pytest.approx(4)
+
+
+def test_a_class_nobody_has_seen_weighs_as_much_as_one_seen_once() -> None:
+    weights = effective_number_weights(torch.tensor([0, 1, 8]), 0.9)
+    assert weights[0] == weights[1] > weights[2]
+
+
+def test_a_beta_next_to_one_weighs_by_inverse_counts() -> None:
+    weights = effective_number_weights(torch.tensor([1.0, 10.0, 1000.0]), 1 - 1e-12)
+    assert weights.tolist() == pytest.approx([3 / 1.101, 0.3 / 1.101, 0.003 / 1.101], rel=1e-3)
+    assert bool(effective_number_weights(torch.tensor([10**9, 1]), 0.5).isfinite().all())
+
+
+@pytest.mark.parametrize("beta", [-0.1, 1.0, float("nan")])
+def test_a_beta_outside_of_its_range_is_refused(beta: float) -> None:
+    with pytest.raises(ValueError, match=r"beta must lie in \[0, 1\); got"):
+        effective_number_weights(torch.tensor([1, 2]), beta)

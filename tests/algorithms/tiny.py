@@ -159,6 +159,25 @@ def learn(
     return gradients
 
 
+def learn_alike(
+    networks: Networks, loss: Tensor, twins: Networks, expected: Tensor, *, rel: float
+) -> None:
+    """Take a step with each loss; all gradients must agree."""
+    gradients = learn(networks, loss)
+    for name, gradient in learn(twins, expected).items():
+        torch.testing.assert_close(gradients[name], gradient, rtol=rel, atol=rel / 100)
+
+
+def stream_over(images: int, steps: int) -> list[Batch]:
+    """Batches of unlabelled images in random order; the last row repeats the image of the first."""
+    generator = torch.Generator().manual_seed(3)
+    drawn = [torch.randperm(images, generator=generator)[:UNLABELED] for _ in range(steps)]
+    return [
+        batch._replace(view_index=torch.cat([index[:-1], index[:1]]))
+        for batch, index in zip(stream(steps, seed=5), drawn, strict=True)
+    ]
+
+
 def seeded(seed: int, call: Callable[..., Answer], *arguments: Any) -> Answer:
     """What the call answers, with torch's generator at a seed for as long as it takes."""
     with torch.random.fork_rng(devices=[]):

@@ -1,7 +1,6 @@
-"""The pipelines against torchvision's functions, their sizes, and their dependence on the generator
-alone.
-"""
+"""The pipelines against torchvision's functions, their sizes, and their random numbers."""
 
+import itertools
 import math
 import pickle
 
@@ -33,10 +32,15 @@ SHAPES = [(8, 8), (32, 32), (40, 25), (25, 40), (300, 200)]
 
 
 def normalised(image: Image.Image) -> Tensor:
-    result: Tensor = TF.normalize(
-        TF.to_dtype(TF.to_image(image), torch.float32, scale=True), IMAGENET_MEAN, IMAGENET_STD
-    )
+    pixels = TF.to_dtype(TF.to_image(image), torch.float32, scale=True)
+    result: Tensor = TF.normalize(pixels, IMAGENET_MEAN, IMAGENET_STD)
     return result
+
+
+@pytest.fixture
+def crop_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Strong views without RandAugment."""
+    monkeypatch.setattr("semigpc.data.augment.rand_augment", lambda cropped, *_: cropped)
 
 
 # without AVX2 torch rounds differently for each layout in memory
@@ -89,10 +93,8 @@ def test_a_weak_view_is_a_crop_of_the_reflected_image_maybe_mirrored() -> None:
 def test_without_flips_nothing_is_mirrored() -> None:
     image = random_image(8, 8, default_rng(0))
     augment, rng = Augment(AugmentConfig(image_size=8, flip=False, crop_ratio=1.0)), default_rng(0)
-    assert all(
-        augment.pixels("weak", to_pixels(image), rng).tobytes() == image.tobytes()
-        for _ in range(20)
-    )
+    views = {augment.pixels("weak", to_pixels(image), rng).tobytes() for _ in range(20)}
+    assert views == {image.tobytes()}
 
 
 @pytest.mark.parametrize(
@@ -107,16 +109,12 @@ def test_the_padding_is_the_part_that_the_crop_leaves(size: int, ratio: float, p
     assert first == set(range(2 * pad + 1)) if 2 * pad < size else first >= set(range(size))
 
 
-def test_strong_views_start_from_the_same_crop_and_flip(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("crop_alone")
+def test_strong_views_start_from_the_same_crop_and_flip() -> None:
     square = to_pixels(random_image(32, 32, default_rng(0)))
     augment = Augment(AugmentConfig(image_size=32))
-    monkeypatch.setattr(
-        "semigpc.data.augment.rand_augment", lambda cropped, _rng, _operations: cropped
-    )
-    assert (
-        augment.pixels("strong", square, default_rng(5))
-        == augment.pixels("weak", square, default_rng(5))
-    ).all()
+    weak, strong = (augment.pixels(name, square, default_rng(5)) for name in ("weak", "strong"))
+    assert (weak == strong).all()
 
 
 def test_randaugment_sees_the_cropped_image_and_its_result_is_the_view() -> None:
@@ -124,24 +122,18 @@ def test_randaugment_sees_the_cropped_image_and_its_result_is_the_view() -> None
     augment = Augment(AugmentConfig(image_size=16, crop_ratio=1.0, flip=False, operations=2))
     rng = default_rng(5)
     rng.random(3)  # what crop and flip take
-    assert (
-        augment.pixels("strong", to_pixels(image), default_rng(5)).tobytes()
-        == rand_augment(image, rng, 2).tobytes()
-    )
+    view = augment.pixels("strong", to_pixels(image), default_rng(5))
+    assert view.tobytes() == rand_augment(image, rng, 2).tobytes()
 
 
 def test_the_weak_view_of_a_photograph_is_a_crop_of_the_squashed_image() -> None:
     image = random_image(50, 31, default_rng(0))
     augment = Augment(AugmentConfig(image_size=28, style="resize", flip=False))
     squashed = augment.square(image)
-    np.testing.assert_allclose(
-        squashed, by_torchvision(image, [32, 32]).astype(int), atol=1, rtol=0
-    )
-    crops = {
-        squashed[top : top + 28, left : left + 28].tobytes()
-        for top in range(5)
-        for left in range(5)
-    }
+    expected = by_torchvision(image, [32, 32]).astype(int)
+    np.testing.assert_allclose(squashed, expected, atol=1, rtol=0)
+    corners = itertools.product(range(5), range(5))
+    crops = {squashed[top : top + 28, left : left + 28].tobytes() for top, left in corners}
     rng = default_rng(0)
     assert {augment.pixels("weak", squashed, rng).tobytes() for _ in range(400)} == crops
 
@@ -158,21 +150,18 @@ def test_the_strong_crop_of_a_photograph_has_the_area_and_aspect_of_the_recipe()
     assert abs(aspect.mean()) < 0.03
 
 
-def test_the_strong_crop_is_cropped_first_and_then_resized(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("crop_alone")
+def test_the_strong_crop_is_cropped_first_and_then_resized() -> None:
     square = to_pixels(random_image(32, 32, default_rng(0)))
     augment = Augment(AugmentConfig(image_size=28, style="resize", flip=False))
-    monkeypatch.setattr(
-        "semigpc.data.augment.rand_augment", lambda cropped, _rng, _operations: cropped
-    )
     rng = default_rng(3)
     area = rng.uniform(0.08, 1) * 1024
     aspect = math.exp(rng.uniform(math.log(3 / 4), math.log(4 / 3)))
     width, height = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
     left, top = rng.integers(32 - width + 1), rng.integers(32 - height + 1)
     expected = by_torchvision(to_image(square[top : top + height, left : left + width]), [28, 28])
-    np.testing.assert_allclose(
-        augment.pixels("strong", square, default_rng(3)), expected.astype(int), atol=1, rtol=0
-    )
+    view = augment.pixels("strong", square, default_rng(3))
+    np.testing.assert_allclose(view, expected.astype(int), atol=1, rtol=0)
 
 
 def test_a_crop_that_never_fits_is_the_whole_image() -> None:
@@ -201,18 +190,12 @@ def test_small_images_are_evaluated_as_they_are() -> None:
 
 def test_stacks_are_normalised_like_single_images() -> None:
     augment = Augment(AugmentConfig(image_size=8))
-    views = torch.cat(
-        [
-            augment.cut("strong", [to_pixels(random_image(8, 8, default_rng(i)))], default_rng(i))
-            for i in range(5)
-        ]
-    )
+    squares = [to_pixels(random_image(8, 8, default_rng(i))) for i in range(5)]
+    views = augment.cut("strong", squares, default_rng(0))
     stack = augment.normalise(views)
     assert stack.shape == (5, 3, 8, 8)
     assert stack.is_contiguous()
-    assert all(
-        torch.equal(row, augment.normalise(view)) for row, view in zip(stack, views, strict=True)
-    )
+    assert all(map(torch.equal, stack, map(augment.normalise, views)))
 
 
 @pytest.mark.parametrize("style", ["pad", "resize"])
@@ -221,20 +204,13 @@ def test_views_follow_from_the_generator(style: str) -> None:
     copy = pickle.loads(pickle.dumps(augment))  # as a worker gets it
     squares = [augment.square(random_image(20, 20, default_rng(0)))]
     for name in ("weak", "strong"):
-        assert torch.equal(
-            augment.cut(name, squares, default_rng(7)), augment.cut(name, squares, default_rng(7))
-        )
-        different = {
-            augment.cut(name, squares, default_rng(seed)).numpy().tobytes() for seed in range(10)
-        }
-        assert len(different) > 5
-    assert torch.equal(
-        augment.cut("strong", squares, default_rng(7)), copy.cut("strong", squares, default_rng(7))
-    )
+        views = [augment.cut(name, squares, default_rng(seed)) for seed in range(10)]
+        assert len({view.numpy().tobytes() for view in views}) > 5
+        for same in (augment, copy):
+            assert torch.equal(same.cut(name, squares, default_rng(7)), views[7])
     rng = default_rng(7)
-    assert not torch.equal(
-        augment.cut("strong", squares, rng), augment.cut("strong2", squares, rng)
-    )
+    strong, strong2 = (augment.cut(name, squares, rng) for name in ("strong", "strong2"))
+    assert not torch.equal(strong, strong2)
 
 
 def test_images_are_not_changed() -> None:

@@ -46,9 +46,8 @@ def test_plain_features_are_the_networks_own(tmp_path: Path) -> None:
         source = cache.features(splits, network, workers=0)
         for _, image_set in splits.parts():
             indices = np.arange(len(image_set))[::-1].copy()
-            wanted = network(
-                torch.stack([plain_view(Augment(AUGMENT), image_set[int(i)]) for i in indices])
-            )
+            views = [plain_view(Augment(AUGMENT), image_set[int(i)]) for i in indices]
+            wanted = network(torch.stack(views))
             actual = source.normalise(source.plain(image_set, indices))
             torch.testing.assert_close(actual, wanted, rtol=1e-3, atol=1e-4)
     assert source.width == network.num_features
@@ -97,20 +96,17 @@ def test_labelled_images_have_the_features_they_have_among_the_unlabelled(
 ) -> None:
     assert torch.equal(expected["labeled plain"], expected["unlabeled plain"][:12])
     for kind in ("weak", "strong"):
-        for here, there in zip(
-            expected[f"labeled {kind}"], expected[f"unlabeled {kind}"], strict=False
-        ):
-            assert len(torch.cat([here, there]).unique(dim=0)) <= VIEWS
+        for i, draws in enumerate(expected[f"labeled {kind}"]):
+            both = torch.cat([draws, expected[f"unlabeled {kind}"][i]])
+            assert len(both.unique(dim=0)) <= VIEWS
 
 
 def test_views_depend_on_the_image_and_not_on_the_order(
     tmp_path: Path, expected: dict[str, Tensor]
 ) -> None:
     rng = np.random.default_rng(1)
-    shuffled = splits_of(
-        noise(),
-        *(rng.permutation(list(part)).tolist() for part in (range(12), range(40), range(40, 48))),
-    )
+    parts = (range(12), range(40), range(40, 48))
+    shuffled = splits_of(noise(), *(rng.permutation(list(part)).tolist() for part in parts))
     assert same(everything(compute(tmp_path, shuffled), shuffled), expected)
 
 
@@ -150,10 +146,6 @@ def test_only_the_sets_of_the_split_can_be_asked_for(tmp_path: Path) -> None:
 # What is computed ---------------------------------------------------------------------------------
 
 
-def test_a_image_is_computed_once_though_it_is_in_two_parts(tmp_path: Path) -> None:
-    assert computed(tmp_path, splits_of(noise())) == TRAINED * EACH + JUDGED
-
-
 def test_progress_counts_the_images_to_do(tmp_path: Path) -> None:
     told: list[tuple[int, int]] = []
     compute(tmp_path, splits_of(noise()), progress=lambda done, total: told.append((done, total)))
@@ -178,14 +170,11 @@ def test_the_second_time_nothing_is_computed_nor_told(
 
 def test_another_split_of_the_same_images_shares_what_it_can(tmp_path: Path) -> None:
     images = noise()
-    assert (
-        computed(tmp_path, splits_of(images, range(6), range(30), range(30, 38))) == 30 * EACH + 8
-    )
-    # Images 0..29 have all views, 30..37 the plain one; 33..37 are to be trained on now, and 44..47
-    # are new.
-    other = splits_of(
-        images, range(20, 28), [*range(10, 30), *range(33, 38)], [*range(8), 30, 31, *range(44, 48)]
-    )
+    first = splits_of(images, range(6), range(30), range(30, 38))
+    assert computed(tmp_path, first) == 30 * EACH + 8
+    # Images 0..29 have all views and 30..37 the plain one; 33..37 now need all, 44..47 are new.
+    trained = [*range(10, 30), *range(33, 38)]
+    other = splits_of(images, range(20, 28), trained, [*range(8), 30, 31, *range(44, 48)])
     assert computed(tmp_path, other) == 5 * EACH + 4
     fresh = everything(compute(tmp_path / "fresh", other), other)
     assert same(everything(compute(tmp_path, other), other), fresh)
@@ -208,9 +197,8 @@ def test_a_file_that_changed_is_computed_again(tmp_path: Path) -> None:
     source = compute(cache, splits)
     white = source.plain(splits.labeled, np.array([8])).float()  # ant has six
     assert splits.labeled.names[8] == "bee/2.png"
-    torch.testing.assert_close(
-        white, plain_view(Augment(AUGMENT), splits.labeled[8]).flatten()[None], rtol=1e-3, atol=0
-    )
+    wanted = plain_view(Augment(AUGMENT), splits.labeled[8]).flatten()[None]
+    torch.testing.assert_close(white, wanted, rtol=1e-3, atol=0)
     assert computed(cache, photos()) == 0
 
 
@@ -248,10 +236,8 @@ def test_a_member_of_a_zip_file_that_changed_is_computed_again(tmp_path: Path) -
     array, cache = noise(12), tmp_path / "cache"
     images = [array[i] for i in range(12)]
     assert computed(cache, zip_up(tmp_path / "a.zip", images)) == 10 * EACH + 2
-    assert computed(cache, zip_up(tmp_path / "a.zip", images)) == 0, (
-        "written again, the same images inside"
-    )
-    assert computed(cache, zip_up(tmp_path / "moved.zip", images)) == 0
+    for name in ("a.zip", "moved.zip"):  # written again, the same images inside
+        assert computed(cache, zip_up(tmp_path / name, images)) == 0
     images[7] = images[7].transpose(Image.Transpose.ROTATE_90)
     assert computed(cache, zip_up(tmp_path / "a.zip", images)) == EACH
 
@@ -274,29 +260,18 @@ def test_pixels_of_an_array_that_changed_are_computed_again(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("what", "value"),
     [
-        ("weights", "1" * 64),
-        ("views", 4),
-        ("network", "other"),
-        ("width", 3),
-        ("image_size", 9),
-        ("crop_ratio", 0.8),
-        ("flip", False),
-        ("operations", 2),
-        ("mean", (0.5, 0.5, 0.5)),
-        ("std", (0.5, 0.5, 0.5)),
-        ("style", "resize"),
+        *[("weights", "1" * 64), ("views", 4), ("network", "other"), ("width", 3)],
+        *[("image_size", 9), ("crop_ratio", 0.8), ("flip", False), ("operations", 2)],
+        *[("mean", (0.5, 0.5, 0.5)), ("std", (0.5, 0.5, 0.5)), ("style", "resize")],
     ],
 )
 def test_whatever_features_depend_on_has_a_folder_of_its_own(
     tmp_path: Path, what: str, value: Any
 ) -> None:
-    change = {what: value}
-    other = (
-        replace(KEY, **change)
-        if hasattr(KEY, what)
-        else replace(KEY, augment=replace(AUGMENT, **change))
-    )
-    assert FeatureCache(other, tmp_path).path != FeatureCache(KEY, tmp_path).path
+    change: dict[str, Any] = {what: value}
+    if not hasattr(KEY, what):
+        change = {"augment": replace(AUGMENT, **change)}
+    assert FeatureCache(replace(KEY, **change), tmp_path).path != FeatureCache(KEY, tmp_path).path
     assert FeatureCache(replace(KEY), tmp_path).path == FeatureCache(KEY, tmp_path).path
 
 

@@ -1,5 +1,7 @@
 """Counts and overlaps of long-tailed splits, as the tables of the specification have them."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -27,18 +29,15 @@ TOTALS = {
 }
 
 
-def config(
-    overlap: Overlap = "nested", unlabeled_head: int = 5000, minimum: int = 1
-) -> SplitConfig:
+def config(overlap: Overlap = "nested", unlabeled_head: int = 5000) -> SplitConfig:
     """The paper's setting A on CIFAR-10 with a ratio of 100."""
-    return SplitConfig(
-        labeled_head=1500,
-        labeled_ratio=100,
-        unlabeled_head=unlabeled_head,
-        unlabeled_ratio=100,
-        overlap=overlap,
-        minimum=minimum,
-    )
+    return tail(1500, unlabeled_head, 100, overlap=overlap)
+
+
+def tail(labeled: int, unlabeled: int, ratio: float = 1.0, **options: Any) -> SplitConfig:
+    """A split with these heads, both with one ratio unless told otherwise."""
+    ratios = {"labeled_ratio": ratio, "unlabeled_ratio": ratio} | options
+    return SplitConfig(labeled_head=labeled, unlabeled_head=unlabeled, **ratios)
 
 
 def counts(positions: np.ndarray) -> list[int]:
@@ -132,14 +131,7 @@ def test_a_split_follows_from_its_seed(overlap: Overlap) -> None:
 
 
 def test_the_usb_generator_replays_the_legacy_shuffles() -> None:
-    setting = SplitConfig(
-        labeled_head=40,
-        labeled_ratio=10,
-        unlabeled_head=100,
-        unlabeled_ratio=10,
-        overlap="usb",
-        rng="usb",
-    )
+    setting = tail(40, 100, 10, overlap="usb", rng="usb")
     split = long_tail_split(LABELS, 10, setting, seed=5)
     labeled_counts, pool_counts = long_tail_counts(40, 10, 10), long_tail_counts(100, 10, 10)
     state = np.random.get_state()  # noqa: NPY002 -- the point is to compare with the legacy global generator
@@ -157,22 +149,15 @@ def test_the_usb_generator_replays_the_legacy_shuffles() -> None:
 
 
 def test_no_class_falls_below_the_minimum() -> None:
-    setting = SplitConfig(
-        labeled_head=36, labeled_ratio=100, unlabeled_head=60, unlabeled_ratio=100
-    )
     assert long_tail_counts(36, 100, 10)[-1] == 0
-    split = long_tail_split(LABELS, 10, setting, seed=0)
+    split = long_tail_split(LABELS, 10, tail(36, 60, 100), seed=0)
     assert min(counts(split.labeled)) == min(counts(split.unlabeled)) == 1
-    more = SplitConfig(
-        labeled_head=36, labeled_ratio=100, unlabeled_head=60, unlabeled_ratio=100, minimum=3
-    )
-    assert counts(long_tail_split(LABELS, 10, more, seed=0).labeled)[-3:] == [3, 3, 3]
+    more = long_tail_split(LABELS, 10, tail(36, 60, 100, minimum=3), seed=0)
+    assert counts(more.labeled)[-3:] == [3, 3, 3]
 
 
 def test_no_unlabelled_images_can_be_asked_for() -> None:
-    split = long_tail_split(
-        LABELS, 10, SplitConfig(labeled_head=5, unlabeled_head=0, overlap="disjoint"), seed=0
-    )
+    split = long_tail_split(LABELS, 10, tail(5, 0, overlap="disjoint"), seed=0)
     assert len(split.labeled) == 50
     assert len(split.unlabeled) == 0
 
@@ -180,9 +165,7 @@ def test_no_unlabelled_images_can_be_asked_for() -> None:
 def test_a_class_that_is_too_small_is_named() -> None:
     labels = np.repeat(np.arange(3), [50, 50, 4])
     with pytest.raises(DataError, match=r"Class 2 has 4 images.*needs 10"):
-        long_tail_split(
-            labels, 3, SplitConfig(labeled_head=5, unlabeled_head=5, overlap="disjoint"), seed=0
-        )
+        long_tail_split(labels, 3, tail(5, 5, overlap="disjoint"), seed=0)
     with pytest.raises(DataError, match="Class 2 has 4 images"):
         long_tail_split(labels, 3, SplitConfig(labeled_head=5, unlabeled_head=9), seed=0)
     nested = long_tail_split(labels, 3, SplitConfig(labeled_head=3, unlabeled_head=9), seed=0)
@@ -190,9 +173,7 @@ def test_a_class_that_is_too_small_is_named() -> None:
 
 
 def test_labels_cannot_be_nested_in_fewer_images() -> None:
-    crossed = SplitConfig(
-        labeled_head=100, labeled_ratio=10, unlabeled_head=200, unlabeled_ratio=-10
-    )
+    crossed = tail(100, 200, 10, unlabeled_ratio=-10)
     with pytest.raises(DataError, match="class 0 would have 100 labelled and 20 unlabelled"):
         long_tail_split(LABELS, 10, crossed, seed=0)
 
@@ -220,11 +201,8 @@ def test_validation_takes_its_part_of_each_class_but_never_the_last_label() -> N
     assert sorted([*kept, *held]) == list(range(len(labels)))
     _, most = carve_validation(labels, 0.99, seed=0)
     assert np.bincount(labels[most], minlength=4).tolist() == [19, 8, 1, 0]
-    assert (
-        carve_validation(labels, 0.3, seed=0)[1].tolist()
-        == held.tolist()
-        != carve_validation(labels, 0.3, seed=1)[1].tolist()
-    )
+    again, other = (carve_validation(labels, 0.3, seed=seed)[1] for seed in (0, 1))
+    assert again.tolist() == held.tolist() != other.tolist()
     assert len(carve_validation(labels, 0.0, seed=0)[1]) == 0
     with pytest.raises(DataError, match=r"\[0, 1\); got 1"):
         carve_validation(labels, 1.0, seed=0)
