@@ -152,7 +152,7 @@ def test_what_cannot_be_started_is_rejected(tmp_path: Path) -> None:
         "--devices",
         "17",
         code=2,
-        words="has no row for each of 17. Use at most 16, or a larger batch.",
+        words="has no row for each of 17. Use at most 16",
     )
     assert not (tmp_path / "run").exists()
     (tmp_path / "run").mkdir()
