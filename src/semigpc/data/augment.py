@@ -317,7 +317,8 @@ def _autocontrast(image: Image.Image, _: float) -> Image.Image:
     """Stretch each channel to 0..255; a channel of a single value stays as it is."""
     if not _is_small(image):
         return ImageOps.autocontrast(image)
-    scale, offset = [1.0, 1.0, 1.0], [0.0, 0.0, 0.0]
+    scale = [1.0, 1.0, 1.0]
+    offset = [0.0, 0.0, 0.0]
     extrema: list[tuple[int, int]] = list(image.getextrema())  # type: ignore[arg-type]  # one pair a channel of an RGB image
     for channel, (low, high) in enumerate(extrema):
         if high > low:

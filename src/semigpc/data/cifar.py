@@ -27,7 +27,9 @@ from semigpc.io.images import FileImages, Pixels, ZipImages, to_image, zipped_im
 from semigpc.io.text import listed, ordered
 
 PARTS = ("train", "test")
-TRAINING, TEST = 50_000, 10_000  # images, equally many of each class
+# images, equally many of each class
+TRAINING = 50_000
+TEST = 10_000
 SIDE = 32
 PIXELS = 3 * SIDE * SIDE  # bytes of an image: its red, green and blue, each row by row
 Progress = Callable[[int, int], None]  # bytes received so far, bytes in all
@@ -37,7 +39,8 @@ Pool = tuple[
 BLOCK = 2**18  # bytes read at a time, between two reports of progress
 TIMEOUT = 30.0  # seconds without a response
 _HOST = "https://www.cs.toronto.edu/~kriz"
-_CIFAR10, _CIFAR100 = "cifar-10-binary.tar.gz", "cifar-100-binary.tar.gz"
+_CIFAR10 = "cifar-10-binary.tar.gz"
+_CIFAR100 = "cifar-100-binary.tar.gz"
 
 
 @dataclass(frozen=True)
@@ -182,10 +185,8 @@ def load(config: CifarConfig, seed: int) -> Splits:
     if (
         config.split.overlap == "nested"
     ):  # U then takes what there is, and its ratio is not the one requested
-        wanted, drawn = (
-            config.split.counts(config.n_classes)[1],
-            np.bincount(unlabeled.labels, minlength=config.n_classes),
-        )
+        wanted = config.split.counts(config.n_classes)[1]
+        drawn = np.bincount(unlabeled.labels, minlength=config.n_classes)
         short = [
             f"{name} ({n} of {u})"
             for name, n, u in zip(class_names, drawn, wanted, strict=True)
@@ -212,7 +213,8 @@ def find(root: Path, n_classes: int, *, download: bool) -> Pool:
     it, if that is allowed.
     """
     form = FORMS[n_classes]
-    archive, places = form.archive, (root, root / form.name)
+    archive = form.archive
+    places = (root, root / form.name)
     if root.is_file() or (root.suffix.lower() == ".zip" and not root.is_dir()):
         return _copy_in_zip(root, n_classes)
     for place in (root, *(place / archive.folder for place in places)):

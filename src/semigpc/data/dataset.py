@@ -56,7 +56,8 @@ class ImageSet:
         if len(set(lengths)) > 1:
             raise ValueError(f"images, labels and names must be equally many; got {lengths}.")
         if len(self) and not 0 <= self.positions.min() <= self.positions.max() < len(images):
-            low, high = self.positions.min(), self.positions.max()
+            low = self.positions.min()
+            high = self.positions.max()
             raise ValueError(
                 f"positions must lie in [0, {len(images)}), the size of the pool; got "
                 f"{low}..{high}."
@@ -160,7 +161,8 @@ class Splits:
                     f"The {part} part has no images. Add some, or leave the part out if it is not "
                     "needed."
                 )
-            low, high = image_set.labels.min(), image_set.labels.max()
+            low = image_set.labels.min()
+            high = image_set.labels.max()
             if low < 0 or high >= self.n_classes:
                 raise DataError(
                     f"Labels of the {part} part must lie in [0, {self.n_classes}), the number of "

@@ -99,7 +99,10 @@ class CachedFeatures:
         sets: Sequence[tuple[ImageSet, Integers]],
         origin: Key | None = None,
     ) -> None:
-        self._weak, self._strong, self._plain, self._sets = weak, strong, plain, sets
+        self._weak = weak
+        self._strong = strong
+        self._plain = plain
+        self._sets = sets
         self.origin = dict(origin or {})
 
     @property
@@ -138,7 +141,8 @@ class CachedFeatures:
         """Return one of the V views of each image, (n, D)."""
         check_views((name,))
         table = self._weak if name == "weak" else self._strong
-        views, n = table.shape[1], len(fetched.rows)
+        views = table.shape[1]
+        n = len(fetched.rows)
         if name == "strong2" and "strong" in fetched.drawn and views > 1:
             chosen = (
                 fetched.drawn["strong"] + 1 + torch.from_numpy(rng.integers(views - 1, size=n))
@@ -373,11 +377,14 @@ def join(splits: Splits, labels: Integers, source: ViewSource) -> tuple[Splits, 
         raise ValueError(
             f"labels must have one entry for each of the {len(splits.unlabeled)} unlabelled images."
         )
-    labeled, unlabeled, chosen = splits.labeled, splits.unlabeled, np.flatnonzero(labels >= 0)
+    labeled = splits.labeled
+    unlabeled = splits.unlabeled
+    chosen = np.flatnonzero(labels >= 0)
     pool: Images = labeled.images
     shift = 0
     if pool is not unlabeled.images:
-        pool, shift = ConcatDataset([labeled.images, unlabeled.images]), len(labeled.images)  # type: ignore[list-item]
+        pool = ConcatDataset([labeled.images, unlabeled.images])  # type: ignore[list-item]
+        shift = len(labeled.images)
     larger = ImageSet(
         pool,
         np.concatenate([labeled.labels, labels[chosen]]),

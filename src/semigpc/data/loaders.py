@@ -245,7 +245,8 @@ class _EvaluationStream(Dataset[EvaluationBatch]):
     source: ViewSource
 
     def __getitem__(self, item: tuple[int, Integers]) -> EvaluationBatch:
-        image_set, positions = self.sets[item[0]], item[1]
+        image_set = self.sets[item[0]]
+        positions = item[1]
         views = self.source.plain(image_set, positions)
         return EvaluationBatch(
             views, torch.from_numpy(image_set.labels[positions]), torch.from_numpy(positions)

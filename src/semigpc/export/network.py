@@ -80,7 +80,9 @@ class ExportedNetwork(nn.Module):
             if gp is not None and gp_feature == "projection"
             else None
         )
-        self.gp, self.outputs_of, self.temperatures = gp, tuple(outputs_of), dict(temperatures)
+        self.gp = gp
+        self.outputs_of = tuple(outputs_of)
+        self.temperatures = dict(temperatures)
         mean, std = (
             torch.tensor(values, dtype=torch.float64).view(3, 1, 1)
             for values in (augment.mean, augment.std)

@@ -262,7 +262,8 @@ def differences(
         progress: called with how many images are done, and of how many.
     """
     largest = dict.fromkeys(outputs, 0.0)
-    start, sizes = 0, cycle((*SMALL_BATCHES, largest_batch))
+    start = 0
+    sizes = cycle((*SMALL_BATCHES, largest_batch))
     while start < len(pixels):
         batch = pixels[start : start + next(sizes)]
         rows = torch.arange(len(batch))

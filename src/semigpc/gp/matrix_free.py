@@ -226,7 +226,8 @@ class MatrixFreeGP(Engine):
     def _undone_on_error(self, slots: Tensor | slice) -> Iterator[None]:
         """Restore the rows of some slots, alpha, r and counts after an error or interrupt."""
         rows = self.features[slots], self.targets[slots], self.occupied[slots]
-        solution, residual = self.solution.clone(), self.residual.clone()
+        solution = self.solution.clone()
+        residual = self.residual.clone()
         counts = (
             self._held,
             self._width,

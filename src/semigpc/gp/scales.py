@@ -403,7 +403,8 @@ class _Search:
         free = self._free(scales).requires_grad_()
         log_lambda = scales.new_tensor(self.usual if self.log_lambda is None else self.log_lambda)
         variables = [free, log_lambda.requires_grad_()] if self.log_lambda is None else [free]
-        best, best_value = scales, math.inf
+        best = scales
+        best_value = math.inf
         optimizer = torch.optim.LBFGS(variables, max_iter=iterations, line_search_fn="strong_wolfe")
 
         def closure() -> float:
@@ -414,7 +415,8 @@ class _Search:
             value.backward()
             reached = float(value.detach())
             if reached < best_value:
-                best, best_value = inside.detach().clone(), reached
+                best = inside.detach().clone()
+                best_value = reached
             return reached
 
         try:

@@ -29,7 +29,9 @@ def _callback_class() -> Any:
 if TYPE_CHECKING:
     from pytorch_lightning import Callback, LightningModule, Trainer
 else:
-    Callback, LightningModule, Trainer = _callback_class(), Any, Any
+    Callback = _callback_class()
+    LightningModule = Any
+    Trainer = Any
 
 
 class SemiGPCCallback(Callback):

@@ -23,7 +23,8 @@ class _Thread(threading.local):
     known = False  # whether this thread has used ``suited_to`` before
 
 
-_thread, _lock = _Thread(), threading.Lock()
+_thread = _Thread()
+_lock = threading.Lock()
 _inside: list[int] = []  # threads of torch before, for every thread within ``suited_to``
 
 
@@ -45,7 +46,8 @@ def suited_to(work: float) -> Iterator[None]:
         # set there.
         outside = _inside[0] if _inside and not _thread.known else torch.get_num_threads()
         _inside.append(outside)
-    _thread.outside, _thread.known = outside, True
+    _thread.outside = outside
+    _thread.known = True
     try:
         with using(min(most, outside)):
             yield

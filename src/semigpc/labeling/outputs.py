@@ -76,11 +76,10 @@ WRITTEN = (
     "summary.json",
     "report.html",
 )
-PARTIAL, COMPLETE, BULK_LABELS = (
-    "_partial.json",
-    "_complete.json",
-    "labels",
-)  # written by labelling on Ray instead
+# written by labelling on Ray instead
+PARTIAL = "_partial.json"
+COMPLETE = "_complete.json"
+BULK_LABELS = "labels"
 CHANGED = (
     ".changed"  # appended to the name of an output that somebody changed, when it is made again
 )
@@ -92,7 +91,8 @@ ADVICE = "Choose another folder with out=..., or pass overwrite=True to make the
 
 def schema_of(id_name: str) -> pyarrow.Schema:
     """Return the schema of the table of labels."""
-    text, number = pyarrow.string(), pyarrow.float32()
+    text = pyarrow.string()
+    number = pyarrow.float32()
     kinds = (text, number, text, number, number, text, pyarrow.list_(REASON))
     return pyarrow.schema([(id_name, pyarrow.string()), *zip(COLUMNS, kinds, strict=True)])
 
@@ -108,7 +108,9 @@ class Labeller:
     """
 
     def __init__(self, model: SemiGPClassifier, scan: Scan, id_name: str) -> None:
-        self.model, self.scan, self.schema = model, scan, schema_of(id_name)
+        self.model = model
+        self.scan = scan
+        self.schema = schema_of(id_name)
         self.names = np.array([str(name) for name in model.classes_], dtype=object)
         self._given = dict(zip(scan.labelled.tolist(), scan.labels, strict=True)) | scan.bad_labels
         self._order = np.argsort(scan.labelled)  # reasons are rows with a given label
@@ -124,18 +126,24 @@ class Labeller:
         x[bad] = 0.0
         answers = self.model.answer(x, variance=True, top=TOP)
         assert answers.variance is not None
-        labels, likeliest = self.names[answers.codes], self.names[answers.likeliest]
+        labels = self.names[answers.codes]
+        likeliest = self.names[answers.likeliest]
         confidence, largest, variance = (
             x.copy() for x in (answers.confidence, answers.likeliest_confidence, answers.variance)
         )
         status = answers.status.copy()
-        labels[bad], confidence[bad], variance[bad] = None, 0.0, 1.0
+        labels[bad] = None
+        confidence[bad] = 0.0
+        variance[bad] = 1.0
         status[bad] = Status.ABSTAINED
-        likeliest[bad], largest[bad] = None, 0.0
+        likeliest[bad] = None
+        largest[bad] = 0.0
         for row, number in enumerate(numbers):
             if number in self._given:
                 labels[row] = likeliest[row] = self._given[number]
-                confidence[row], largest[row], status[row] = 1.0, 1.0, Status.LABELLED
+                confidence[row] = 1.0
+                largest[row] = 1.0
+                status[row] = Status.LABELLED
         columns = [
             batch.ids,
             labels.tolist(),
@@ -269,7 +277,8 @@ def _reason_texts(column: pyarrow.ListArray) -> Iterator[str]:
     """Yield the reasons of each row as JSON; flat lists are several times as fast to read as nested
     ones.
     """
-    structs, offsets = column.values, column.offsets.to_pylist()
+    structs = column.values
+    offsets = column.offsets.to_pylist()
     ids, labels, weights = (structs.field(name).to_pylist() for name in ("id", "label", "weight"))
     texts = [
         f'{{"id": {_quoted(name)}, "label": {_quoted(label)}, "weight": {weight:.6g}}}'

@@ -77,7 +77,8 @@ def build_vit(
     from timm.models.vision_transformer import VisionTransformer
 
     shape = VITS[name]
-    image_size, patch_size = image_size or shape.image_size, patch_size or shape.patch_size
+    image_size = image_size or shape.image_size
+    patch_size = patch_size or shape.patch_size
     if image_size % patch_size:
         raise ValueError(
             f"image_size must be a multiple of patch_size; {name} got {image_size} and "

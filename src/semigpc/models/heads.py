@@ -299,7 +299,8 @@ def build_model(
     if config.pretrained == EMBEDDED:
         weights = embedded_weights(config.name, backbone)
     if weights is not None:
-        report, log = load_weights(backbone, weights), logging.getLogger(__name__)
+        report = load_weights(backbone, weights)
+        log = logging.getLogger(__name__)
         resized = ", ".join(report.resized) or "none"
         log.info(
             "%s: %d tensors loaded, resized: %s", config.pretrained, len(report.loaded), resized

@@ -46,7 +46,8 @@ class ContextMemory(nn.Module):
         ones.
         """
         mask = torch.ones_like(rows[:, 0], dtype=torch.bool) if mask is None else mask
-        n, order = len(self.rows), mask.cumsum(dim=0)  # 1, 2, ... for the rows to write
+        n = len(self.rows)
+        order = mask.cumsum(dim=0)  # 1, 2, ... for the rows to write
         kept = mask & (order > order[-1] - n)
         slots = torch.where(
             kept, (self.written + order - 1) % n, n
@@ -99,7 +100,8 @@ class NeuralProcess(nn.Module):
         self.joint = nn.Linear(2 * width + n_features, n_features)  # g, of (z, h, r)
         self.hidden = nn.Linear(n_features, n_features)
         self.out = nn.Linear(n_features, n_classes)
-        self.contexts, self.latents = ContextMemory(ROWS, width), ContextMemory(ROWS, width)
+        self.contexts = ContextMemory(ROWS, width)
+        self.latents = ContextMemory(ROWS, width)
         self.register_buffer("noise", torch.randn(SAMPLES, width))
         for layer in self.modules():
             if isinstance(layer, nn.Linear):
@@ -146,12 +148,11 @@ class NeuralProcess(nn.Module):
             scalar; see :func:`skewed_divergence`.
         """
         processes = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
-        x, strong = _weigh(x.to(self.noise), processes), _weigh(strong.to(self.noise), processes)
+        x = _weigh(x.to(self.noise), processes)
+        strong = _weigh(strong.to(self.noise), processes)
         weights = mask.to(strong).unsqueeze(1)
-        contexts, latents_x = (
-            self._encode(self.context_encoder, x, y),
-            self._encode(self.latent_encoder, x, y),
-        )
+        contexts = self._encode(self.context_encoder, x, y)
+        latents_x = self._encode(self.latent_encoder, x, y)
         latents_s = self._encode(self.latent_encoder, strong, targets)
         context = contexts.mean(dim=0)
         known = self._gaussian(latents_x.mean(dim=0))
@@ -206,7 +207,8 @@ def skew(logits_x: Tensor, logits_s: Tensor, mask: Tensor) -> Tensor:
         for logits in (logits_x, logits_s)
     )
     weights = mask.to(guessed)
-    u_c, u_s = known.mean(), (weights * guessed).sum() / weights.sum().clamp_min(1)
+    u_c = known.mean()
+    u_s = (weights * guessed).sum() / weights.sum().clamp_min(1)
     share: Tensor = (u_c + LEAST_ENTROPY) / (u_c + u_s + 2 * LEAST_ENTROPY)
     return share
 
@@ -229,10 +231,9 @@ def skewed_divergence(context: Gaussian, target: Gaussian, a: Tensor) -> Tensor:
     w = 2 * (target.sigma.log() - context.sigma.log())
     widths = 2 * a * b * (w.cosh() - 1) - torch.logaddexp(b.log(), a.log() - w) - a * w
     least = torch.minimum(context.sigma, target.sigma)
-    p_c, p_s = (
-        (least / context.sigma).square(),
-        (least / target.sigma).square(),
-    )  # precisions, of which one is 1
+    # precisions, of which one is 1
+    p_c = (least / context.sigma).square()
+    p_s = (least / target.sigma).square()
     apart = (
         ((context.mean - target.mean) / least).square()
         * (b * p_c.square() + a * p_s.square())

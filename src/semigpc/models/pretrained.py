@@ -188,13 +188,15 @@ def resize_positions(positions: Tensor, n_tokens: int, *, n_prefix: int = 1) -> 
         n_tokens: P + m^2 of the new grid.
         n_prefix: P, 1 for a class token alone.
     """
-    side, new_side = math.isqrt(positions.shape[1] - n_prefix), math.isqrt(n_tokens - n_prefix)
+    side = math.isqrt(positions.shape[1] - n_prefix)
+    new_side = math.isqrt(n_tokens - n_prefix)
     for count, length in ((positions.shape[1], side), (n_tokens, new_side)):
         if count != n_prefix + length**2:
             raise ValueError(
                 f"positions must be {n_prefix} and a square grid to be resized; got {count}."
             )
-    prefix, grid = positions[:, :n_prefix], positions[:, n_prefix:]
+    prefix = positions[:, :n_prefix]
+    grid = positions[:, n_prefix:]
     maps = grid.reshape(1, side, side, -1).permute(0, 3, 1, 2).float()  # (1, D, n, n)
     maps = F.interpolate(maps, size=(new_side, new_side), mode="bicubic", align_corners=False)
     return torch.cat([prefix, maps.flatten(2).mT.to(prefix.dtype)], dim=1)

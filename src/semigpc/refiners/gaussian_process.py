@@ -338,7 +338,8 @@ class GaussianProcessRefiner(Refiner):
         """Return which engine ``auto`` chose, and whether ``confidence`` has no effect."""
         notes = []
         if self.config.engine.name == "auto" and self.choice.name != "exact":
-            name, reason = self.choice.name, self.choice.reason
+            name = self.choice.name
+            reason = self.choice.reason
             notes.append(f"The GP is computed by the {name} engine: {reason}.")
         if self.config.confidence != "max_softmax" and not has_threshold:
             notes.append("refiner.confidence has no effect: the algorithm has no threshold.")

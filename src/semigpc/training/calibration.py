@@ -116,7 +116,8 @@ def from_halves(
     trained on all labels make the halves agree too often; with ``strict`` a head therefore counts
     as right only where both halves agree with it.
     """
-    truth, other = np.concatenate(halves), np.concatenate(halves[::-1])
+    truth = np.concatenate(halves)
+    other = np.concatenate(halves[::-1])
     weights = 1 / np.bincount(truth)[truth]
     twice = {head: np.concatenate([values, values]) for head, values in probs.items()}
     confident = (

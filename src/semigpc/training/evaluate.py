@@ -70,7 +70,8 @@ def evaluate_run(
     sees them now. Confidence is calibrated on the validation images; without any, at the ``last``
     step, by two halves of the labels.
     """
-    network, gp = trainer.evaluated, trainer.gp
+    network = trainer.evaluated
+    gp = trainer.gp
     if gp is not None and gp.config.rebuilt_for_evaluation:
         gp = refilled(gp, network, loader, splits.labeled)
     parts: dict[Part, ImageSet | None] = {

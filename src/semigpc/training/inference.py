@@ -298,7 +298,8 @@ def images_at(
 def _unlabeled_arrays(path: Path) -> ImageSet:
     """Return x_unlabeled of a file, or else the images whose label is -1."""
     arrays = read_npz(path, ("x_unlabeled", "x_labeled", "y_labeled"))
-    name, images = "x_unlabeled", arrays.get("x_unlabeled")
+    name = "x_unlabeled"
+    images = arrays.get("x_unlabeled")
     rows = np.arange(0 if images is None else len(images))
     if not len(rows) and {"x_labeled", "y_labeled"} <= arrays.keys():
         name = "x_labeled"
@@ -340,7 +341,8 @@ def _from_arrays(run: LoadedRun, path: Path, labels: Path | None) -> ImageSet:
     if len(arrays) < 2:
         present = listed(list(arrays)) or "neither"
         raise DataError(f"{path} must contain x_test and y_test to evaluate on; it has {present}.")
-    x, y = arrays["x_test"], arrays["y_test"]
+    x = arrays["x_test"]
+    y = arrays["y_test"]
     if y.ndim != 1 or y.dtype.kind not in "iu" or len(x) != len(y) or not len(y) or y.min() < 0:
         raise DataError(
             f"y_test must contain one class, 0 or more, for each of the {len(x)} images; got "

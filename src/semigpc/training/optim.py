@@ -20,7 +20,8 @@ def build_optimizer(model: Classifier, config: TrainConfig) -> torch.optim.Optim
     divides by the loss scale of 16-mixed inside its step, where gradients can no longer be clipped;
     so with that precision it is not fused.
     """
-    layers, spared = model.layer_ids(), model.no_weight_decay()
+    layers = model.layer_ids()
+    spared = model.no_weight_decay()
     depth = max(layers.values())
     groups: dict[tuple[int, bool], list[torch.nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
@@ -45,7 +46,8 @@ def rate_factor(step: int, config: TrainConfig) -> float:
     """Return t / W up to the warm-up's end W, then max(0, cos(7/16 pi (t - W) / (T - W))), which
     ends at 0.195.
     """
-    warmup, total = config.warmup_steps, config.steps
+    warmup = config.warmup_steps
+    total = config.steps
     if step < warmup:
         return step / warmup
     if config.schedule == "constant" or total <= warmup:

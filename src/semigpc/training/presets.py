@@ -335,7 +335,8 @@ def _list_own_data(
     measured = range(min(IMAGES_MEASURED, len(splits.labeled)))
     largest = max(max(splits.labeled[i].size) for i in measured)
     if largest < 2:
-        name, size = splits.labeled.names[0], splits.labeled[0].size
+        name = splits.labeled.names[0]
+        size = splits.labeled[0].size
         raise DataError(f"images must be larger than one pixel; {name} is {size}.")
     return OwnData(config, largest, splits.test is not None or splits.validation is not None)
 

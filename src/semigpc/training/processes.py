@@ -57,7 +57,8 @@ class RankError(RuntimeError):
 
     def __init__(self, rank: int, error: BaseException) -> None:
         super().__init__(f"rank {rank}: {error}")
-        self.rank, self.error = rank, error
+        self.rank = rank
+        self.error = error
 
 
 # Starting and joining -----------------------------------------------------------------------------
@@ -293,7 +294,9 @@ class SharedNetwork(nn.Module):
 
     def __init__(self, network: nn.Module, fabric: Fabric) -> None:
         super().__init__()
-        self.network, self.rank, self.n_ranks = network, fabric.global_rank, fabric.world_size
+        self.network = network
+        self.rank = fabric.global_rank
+        self.n_ranks = fabric.world_size
 
     def forward(self, images: Tensor) -> ModelOutput:
         """Images (M, 3, H, W), the same in all processes, to outputs of all M rows."""

@@ -323,7 +323,8 @@ class RunFolder:
 
     def split_names(self, part: str) -> list[str]:
         """Return the names of a part's images as in ``split.npz``; empty if it has no such part."""
-        path, key = self.split_indices, f"{part}_names"
+        path = self.split_indices
+        key = f"{part}_names"
         try:
             must_be_file(path)
             with np.load(path, allow_pickle=False) as saved:
@@ -493,7 +494,8 @@ def split_facts(splits: Splits) -> SplitFacts:
     truth = splits.unlabeled_truth[splits.unlabeled_truth >= 0]
     unlabeled = counts(truth) if len(truth) else None
     ties = None if unlabeled is None else np.array(unlabeled)
-    validation, test = splits.validation, splits.test
+    validation = splits.validation
+    test = splits.test
     return {
         "class_names": list(splits.class_names),
         "labeled_counts": counts(splits.labeled.labels),
@@ -568,7 +570,8 @@ def _check_state(state: RunState, experiment: Experiment) -> None:
 
 def generation_steps(experiment: Experiment, number: int) -> tuple[int, int]:
     """Return the first step of a generation and the one after its last."""
-    steps, generations = experiment.train.steps, experiment.addon.generations
+    steps = experiment.train.steps
+    generations = experiment.addon.generations
     return number * steps // generations, (number + 1) * steps // generations
 
 
@@ -741,7 +744,8 @@ def _read_lines(path: Path, problems: list[str], *, bulky: bool) -> list[Metrics
         if line is None:
             broken += 1
             continue
-        part, head = line.get("part"), line.get("head")
+        part = line.get("part")
+        head = line.get("head")
         if line["kind"] == "eval":
             stale = newest.get((part, head)) if bulky else line
             if stale is not None:

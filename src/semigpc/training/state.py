@@ -174,7 +174,9 @@ class EvaluationNetwork(nn.Module):
 
     def __init__(self, network: nn.Module, own: LogitsOf | None, addon: AddOn | None) -> None:
         super().__init__()
-        self.network, self.own, self.addon = network, own, addon
+        self.network = network
+        self.own = own
+        self.addon = addon
         self.training = network.training
 
     def replaced(self, output: ModelOutput) -> ModelOutput:
