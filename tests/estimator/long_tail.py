@@ -8,9 +8,7 @@ import numpy as np
 def blobs(
     counts: tuple[int, ...] = (60, 20, 6), unlabeled: int = 40, width: int = 8, seed: int = 0
 ) -> tuple[Any, Any, Any]:
-    """Rows, codes with -1 for the unlabelled ones, and the truth: a Gaussian blob a class,
-    ``unlabeled`` more rows of each.
-    """
+    """Rows, codes (-1: one of the ``unlabeled`` of each class), and the truth: Gaussian blobs."""
     rng = np.random.default_rng(seed)
     centres = 4 * rng.standard_normal((len(counts), width))
     truth = np.repeat(np.arange(len(counts)), [count + unlabeled for count in counts])

@@ -33,39 +33,27 @@ def test_a_parameter_that_makes_no_sense_is_refused_at_fit(
         SemiGPClassifier(**options).fit(X, codes)
 
 
-def test_nothing_labelled_is_refused() -> None:
-    X, codes, _ = blobs()
-    with pytest.raises(ValueError, match="none of the 206 rows is labelled"):
-        SemiGPClassifier().fit(X, np.full(len(codes), -1))
+X, CODES, _ = blobs()
+TWO_KINDS = np.array(["a", 1, None], dtype=object)
 
 
-def test_labels_of_two_kinds_are_refused() -> None:
-    with pytest.raises(ValueError, match="all text or all numbers"):
-        SemiGPClassifier().fit(np.eye(3), np.array(["a", 1, None], dtype=object))
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_rows_that_are_not_finite_are_refused(value: float) -> None:
-    X, codes, _ = blobs()
-    X[3, 2] = value
-    with pytest.raises(ValueError, match=r"NaN|infinity"):
-        SemiGPClassifier().fit(X, codes)
-
-
-def test_row_numbers_must_be_distinct_and_as_many_as_rows() -> None:
-    X, codes, _ = blobs()
-    with pytest.raises(ValueError, match="rows must be distinct"):
-        SemiGPClassifier().fit(X, codes, rows=np.zeros(len(X), int))
-    with pytest.raises(ValueError, match="rows must be 206 whole numbers"):
-        SemiGPClassifier().fit(X, codes, rows=np.arange(3))
-
-
-def test_labels_of_one_class_are_refused() -> None:
-    X, codes, _ = blobs()
-    with pytest.raises(
-        ValueError, match="all labels are of one class, 1; label rows of at least two classes"
-    ):
-        SemiGPClassifier().fit(X, np.where(codes == 1, 1, -1))
+@pytest.mark.parametrize(
+    ("rows", "labels", "numbers", "message"),
+    [
+        (X, np.full(206, -1), None, "none of the 206 rows is labelled"),
+        (np.eye(3), TWO_KINDS, None, "all text or all numbers"),
+        (np.where(X[3, 2] == X, np.nan, X), CODES, None, "NaN"),
+        (np.where(X[3, 2] == X, np.inf, X), CODES, None, "infinity"),
+        (X, CODES, np.zeros(206, int), "rows must be distinct"),
+        (X, CODES, np.arange(3), "rows must be 206 whole numbers"),
+        (X, np.where(CODES == 1, 1, -1), None, "of one class, 1; .* at least two classes"),
+    ],
+)
+def test_data_that_makes_no_sense_is_refused(
+    rows: Any, labels: Any, numbers: Any, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        SemiGPClassifier().fit(rows, labels, rows=numbers)
 
 
 def test_all_labelled_leaves_nothing_to_learn_from_unlabelled_rows() -> None:

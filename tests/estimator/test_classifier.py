@@ -43,17 +43,15 @@ def test_probabilities_and_variance_are_those_of_the_equations() -> None:
     X, codes, _ = blobs()
     model = SemiGPClassifier(**FIXED).fit(X, codes)
     mean, scores, variance = by_hand(X, codes, X)
-    assert model.predict_proba(X) == pytest.approx(
-        torch.softmax(6 * scores, dim=1).numpy(), abs=2e-5
-    )
+    proba = torch.softmax(6 * scores, dim=1).numpy()
+    assert model.predict_proba(X) == pytest.approx(proba, abs=2e-5)
     assert model.predict_variance(X) == pytest.approx(variance.numpy(), abs=2e-5)
     answers = model.answer(X)
     assert answers.scores == pytest.approx(scores.max(dim=1).values.numpy(), abs=2e-5)
     shares = torch.from_numpy(model.class_shares_)
     pool = torch.softmax(model.confidence_scale_ * mean + shares.log(), dim=1)
-    assert answers.confidence == pytest.approx(
-        pool.gather(1, scores.argmax(1, keepdim=True)).squeeze(1).numpy(), abs=2e-5
-    )
+    decided = pool.gather(1, scores.argmax(1, keepdim=True)).squeeze(1)
+    assert answers.confidence == pytest.approx(decided.numpy(), abs=2e-5)
     likely = SemiGPClassifier(**FIXED, class_prior="estimated").fit(X, codes)
     assert likely.confidence_scale_ == model.confidence_scale_
     assert likely.predict_proba(X) == pytest.approx(pool.numpy(), abs=2e-5)
@@ -100,9 +98,8 @@ def test_confidence_is_the_pool_probability_of_the_class() -> None:
         model = SemiGPClassifier(self_training=rounds).fit(X, codes)
         answers, probs = model.answer(X), model.pool_proba(X)
         assert probs.sum(axis=1) == pytest.approx(1, abs=1e-5)
-        assert probs[np.arange(len(X)), answers.codes] == pytest.approx(
-            answers.confidence, abs=1e-5
-        )
+        own = probs[np.arange(len(X)), answers.codes]
+        assert own == pytest.approx(answers.confidence, abs=1e-5)
         assert probs.max(axis=1) == pytest.approx(answers.likeliest_confidence, abs=1e-5)
 
 
@@ -176,9 +173,8 @@ def test_partial_fit_adds_replaces_and_withdraws_as_a_fresh_fit_would() -> None:
         model.partial_fit(X[rows], labels, rows=rows)
         expected[rows] = labels
         fresh = SemiGPClassifier(**FIXED).fit(X, expected)
-        assert model.predict_proba(X) == pytest.approx(
-            fresh.predict_proba(X), abs=1e-4
-        )  # scores are float32
+        expected_proba = fresh.predict_proba(X)
+        assert model.predict_proba(X) == pytest.approx(expected_proba, abs=1e-4)  # float32
         assert (model.class_counts_ == fresh.class_counts_).all()
         assert set(model.labeled_rows_) == set(fresh.labeled_rows_)
 
@@ -260,11 +256,8 @@ def test_what_stands_for_no_label_fits_the_labels() -> None:
     assert (numbers == -1).any()
     floats = SemiGPClassifier(abstain=1.0).fit(X, codes.astype(float)).transduction_
     assert np.isnan(floats).any()
-    text = (
-        SemiGPClassifier(abstain=1.0)
-        .fit(X, np.where(codes < 0, None, codes.astype(str)))
-        .transduction_
-    )
+    names = np.where(codes < 0, None, codes.astype(str))
+    text = SemiGPClassifier(abstain=1.0).fit(X, names).transduction_
     assert any(label is None for label in text)
 
 
@@ -300,12 +293,8 @@ def test_the_class_prior_decides_whether_rare_classes_are_favoured() -> None:
 
 def test_shares_of_the_unlabelled_rows_are_found_though_labels_say_otherwise() -> None:
     X, codes, truth = blobs(counts=(10, 10, 10), unlabeled=200)
-    drop = np.concatenate(
-        [
-            np.flatnonzero((codes < 0) & (truth == 1))[50:],
-            np.flatnonzero((codes < 0) & (truth == 2))[10:],
-        ]
-    )
+    second, third = (np.flatnonzero((codes < 0) & (truth == c)) for c in (1, 2))
+    drop = np.concatenate([second[50:], third[10:]])
     X, codes = np.delete(X, drop, axis=0), np.delete(codes, drop)
     model = SemiGPClassifier().fit(X, codes)
     assert model.class_shares_ == pytest.approx(np.array([200, 50, 10]) / 260, abs=0.05)
@@ -317,9 +306,8 @@ def test_rows_that_joined_help_to_decide_but_do_not_vouch() -> None:
     assert helped._helped is not None
     assert (helped.predict_variance(X) == alone.predict_variance(X)).all()
     same = helped.answer(X).codes == alone.answer(X).codes
-    assert helped.answer(X).confidence[same] == pytest.approx(
-        alone.answer(X).confidence[same], abs=1e-6
-    )
+    expected = alone.answer(X).confidence[same]
+    assert helped.answer(X).confidence[same] == pytest.approx(expected, abs=1e-6)
     assert same.mean() > 0.9
 
 

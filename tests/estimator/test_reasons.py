@@ -8,9 +8,7 @@ from semigpc.estimator.posterior import GROUP, ReasonSearch, grouping_order
 
 
 def labels(generator: torch.Generator, n: int, classes: int = 5) -> tuple[Tensor, Tensor]:
-    """Weights (n, C) as a GP has them, mostly above 0 for a row's own class alone, in their
-    grouping order; and the classes.
-    """
+    """Weights (n, C), mostly above 0 for a row's own class alone, and the classes, as grouped."""
     own = torch.randint(classes, (n,), generator=generator)
     weights = 0.1 * torch.randn(n, classes, generator=generator)
     weights[torch.arange(n), own] += torch.rand(n, generator=generator)
@@ -70,9 +68,7 @@ def test_queries_whose_bounds_promise_too_much_are_answered_from_all_rows(
     generator: torch.Generator,
 ) -> None:
     weights = torch.full((8 * GROUP, 1), 0.1)
-    weights[::GROUP] = (
-        1.0  # one large weight a group, where likeness is small: every bound is far too high
-    )
+    weights[::GROUP] = 1.0  # large where likeness is small: every bound is far too high
     values = 0.5 + 0.5 * torch.rand(5, len(weights), generator=generator)
     values[:, ::GROUP] = 0.01
     check(ReasonSearch(weights), weights, values, torch.zeros(5, dtype=torch.int64), 3)
@@ -89,13 +85,8 @@ def test_weights_below_zero_are_reasons_too_if_there_are_no_others(
 
 def test_equal_weights_are_different_rows() -> None:
     weights = torch.full((8 * GROUP, 1), 0.5)
-    check(
-        ReasonSearch(weights),
-        weights,
-        torch.full((4, len(weights)), 0.25),
-        torch.zeros(4, dtype=torch.int64),
-        5,
-    )
+    values = torch.full((4, len(weights)), 0.25)
+    check(ReasonSearch(weights), weights, values, torch.zeros(4, dtype=torch.int64), 5)
 
 
 def test_values_of_any_sign_are_searched_in_full(generator: torch.Generator) -> None:

@@ -20,9 +20,8 @@ def check(
 ) -> ScaledKernel:
     scaled = ScaledKernel(points, kernel)
     truth = kernel(queries.double(), points.double())
-    torch.testing.assert_close(
-        values(scaled, queries).double(), truth, rtol=rtol, atol=2 * SMALLEST_VALUE
-    )
+    found = values(scaled, queries).double()
+    torch.testing.assert_close(found, truth, rtol=rtol, atol=2 * SMALLEST_VALUE)
     assert (scaled.write(queries, torch.empty(len(queries), len(points))) is not None) == fast
     return scaled
 
@@ -42,12 +41,8 @@ def test_points_far_from_zero_are_seen_from_their_mean(points: Tensor) -> None:
     scaled = check(points + 30, points[:9] + 30.1, kernel, fast=True, rtol=2e-4)
     assert scaled.origin is not None
     wide = (points[:9] + 30.1).double()
-    torch.testing.assert_close(
-        values(scaled, wide).double(),
-        kernel(wide, (points + 30).double()),
-        rtol=2e-4,
-        atol=SMALLEST_VALUE,
-    )
+    found, truth = values(scaled, wide).double(), kernel(wide, (points + 30).double())
+    torch.testing.assert_close(found, truth, rtol=2e-4, atol=SMALLEST_VALUE)
 
 
 def test_queries_that_are_too_far_are_evaluated_as_they_are(points: Tensor) -> None:
@@ -87,8 +82,5 @@ def test_no_points_no_values(kernel: Kernel) -> None:
 def test_a_row_that_is_not_finite_is_named(points: Tensor) -> None:
     queries = points[:4].clone()
     queries[2, 1] = torch.nan
-    with pytest.raises(
-        ValueError,
-        match="queries must be finite, and so must their squares in float32; row 102 is not",
-    ):
+    with pytest.raises(ValueError, match=r"queries must be finite.* row 102 is not"):
         ScaledKernel(points, RBF()).write(queries, torch.empty(4, 40), start=100)
