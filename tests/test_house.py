@@ -115,7 +115,7 @@ def flags_in_the_library() -> Iterator[Place]:
         (attributes_that_may_be_missing, 4),
         (packed_assignments, 0),
         (algorithms_told_apart, 0),
-        (long_functions, 19),
+        (long_functions, 16),
         (flags_in_the_library, 5),
     ],
     ids=lambda value: getattr(value, "__name__", None),

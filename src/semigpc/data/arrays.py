@@ -173,19 +173,9 @@ def splits_from_arrays(
     labeled = _image_set("labeled", x_labeled, y_labeled)
     if labeled is None:
         raise DataError("x_labeled and y_labeled must be given.")
-    bare = np.flatnonzero(labeled.labels < 0)
-    if len(bare):
-        if x_unlabeled is not None and len(x_unlabeled):
-            raise DataError(
-                f"{len(bare)} rows of y_labeled are -1, unlabelled, and x_unlabeled has "
-                f"{len(x_unlabeled)} more images. "
-                "Give unlabelled images in one of the two ways."
-            )
-        unlabeled = labeled.subset(bare)
+    unlabeled = _unlabeled_images(labeled, x_labeled, x_unlabeled)
+    if (labeled.labels < 0).any():
         labeled = labeled.subset(np.flatnonzero(labeled.labels >= 0))
-    else:
-        pixels = x_labeled[:0] if x_unlabeled is None or not len(x_unlabeled) else x_unlabeled
-        unlabeled = _named("unlabeled", pixels, np.full(len(pixels), -1))
     truth = np.full(len(unlabeled), -1) if y_unlabeled_truth is None else y_unlabeled_truth
     test = _image_set("test", x_test, y_test)
     held_out = _image_set("val", x_val, y_val)
@@ -209,6 +199,22 @@ def splits_from_arrays(
         unlabeled_out=None if unlabeled_out is None else np.asarray(unlabeled_out),
         notes=tuple(notes),
     )
+
+
+def _unlabeled_images(
+    labeled: ImageSet, x_labeled: NDArray[Any], x_unlabeled: NDArray[Any] | None
+) -> ImageSet:
+    """Return the rows of ``labeled`` without a label, or else ``x_unlabeled``."""
+    pixels = x_labeled[:0] if x_unlabeled is None or not len(x_unlabeled) else x_unlabeled
+    bare = np.flatnonzero(labeled.labels < 0)
+    if not len(bare):
+        return _named("unlabeled", pixels, np.full(len(pixels), -1))
+    if len(pixels):
+        raise DataError(
+            f"{len(bare)} rows of y_labeled are -1, unlabelled, and x_unlabeled has "
+            f"{len(pixels)} more images. Give unlabelled images in one of the two ways."
+        )
+    return labeled.subset(bare)
 
 
 def _image_set(part: str, x: NDArray[Any] | None, y: NDArray[Any] | None) -> ImageSet | None:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from semigpc.data import Augment
+from semigpc.data.augment import AugmentConfig
 from semigpc.export.network import FORMATS, Answer, Bare, ExportedNetwork, bare
 from semigpc.gp import NoExpansionError
 from semigpc.io.atomic import replacing, write_json, writing
@@ -312,18 +313,7 @@ def _facts(
     kind: Kind,
 ) -> ExportFacts:
     augment = run.experiment.augment
-    gp = exported.gp
     size = augment.image_size
-    preparation = f"resize to {size} x {size} pixels, bilinear"
-    if augment.style != "pad":
-        large = math.floor(size / augment.crop_ratio)
-        preparation = (
-            f"resize the shorter side to {large} pixels, bilinear; cut {size} x {size} out of the "
-            "middle"
-        )
-    kernel: dict[str, str | int] | None = None
-    if gp is not None:
-        kernel = {"kernel": repr(gp.kernel), "points": len(gp.points), "dtype": "float64"}
     return {
         "file": file,
         "format": kind,
@@ -336,7 +326,7 @@ def _facts(
             "shape": ["M", 3, size, size],
             "dtype": "float32",
             "values": "RGB, a byte / 255, in [0, 1]; not normalised: that is done inside",
-            "preparation": preparation,
+            "preparation": _preparation(augment),
         },
         "image_size": size,
         "normalised_inside_by": {"mean": list(augment.mean), "std": list(augment.std)},
@@ -349,7 +339,7 @@ def _facts(
             }
             for name, head in exported.outputs.items()
         },
-        "gp": kernel,
+        "gp": _kernel_facts(exported),
         "check": {
             "rows": len(images.pixels),
             "test_images": images.own,
@@ -361,6 +351,23 @@ def _facts(
         "notes": _notes(run, exported, images),
         "versions": versions(*ONNX_PACKAGES),
     }
+
+
+def _kernel_facts(exported: ExportedNetwork) -> dict[str, str | int] | None:
+    """Return kernel and size of the GP inside; None without one."""
+    gp = exported.gp
+    if gp is None:
+        return None
+    return {"kernel": repr(gp.kernel), "points": len(gp.points), "dtype": "float64"}
+
+
+def _preparation(augment: AugmentConfig) -> str:
+    """Return what to do with an image before it is given to the file."""
+    size = augment.image_size
+    if augment.style == "pad":
+        return f"resize to {size} x {size} pixels, bilinear"
+    large = math.floor(size / augment.crop_ratio)
+    return f"resize the shorter side to {large} pixels, bilinear; cut {size} x {size} out of the middle"
 
 
 def _notes(run: LoadedRun, exported: ExportedNetwork, images: CheckImages) -> list[str]:

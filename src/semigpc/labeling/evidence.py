@@ -156,15 +156,7 @@ def cross_validate(
     fold_of = assign_folds(codes, FOLDS, seed)
     held = _hold_out(model, len(unlabeled), fold_of)
     scores = score(held.codes, held.predicted, held.folds)
-    own = Method(
-        name="semigpc",
-        title="SemiGPC",
-        uses_unlabeled=True,
-        **scores,
-        seconds=time.perf_counter() - start,
-        failed=None,
-        remarks=[],
-    )
+    own = _own_method(scores, seconds=time.perf_counter() - start)
     drawn = _draw(codes, seed)
     drawn_folds = assign_folds(codes[drawn], FOLDS, seed) if len(drawn) < len(codes) else fold_of
     tick = _ticker(drawn_folds, progress)
@@ -196,6 +188,19 @@ def cross_validate(
         seconds=time.perf_counter() - start,
     )
     return CrossValidation(evidence, confused_rows(held, names))
+
+
+def _own_method(scores: Scores, seconds: float) -> Method:
+    """Return the model's own line among the methods."""
+    return Method(
+        name="semigpc",
+        title="SemiGPC",
+        uses_unlabeled=True,
+        **scores,
+        seconds=seconds,
+        failed=None,
+        remarks=[],
+    )
 
 
 def _ticker(fold_of: Codes, progress: Progress | None) -> Callable[[], None]:

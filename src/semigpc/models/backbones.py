@@ -107,11 +107,10 @@ def build_timm(
     pretrained: bool = False,
     others: Iterable[str] = (),
 ) -> nn.Module:
-    """Return any timm model without its classifier; ``architecture.tag`` picks among several sets
-    of hub weights.
+    """Return any timm model without its classifier.
 
     Args:
-        name: as in ``timm.list_models()``.
+        name: as in ``timm.list_models()``; ``architecture.tag`` for one of several hub weights.
         image_size, patch_size, drop_path: passed on as img_size, patch_size, drop_path_rate when
             given, otherwise timm's own.
         pretrained: fetch the hub weights of that name.
@@ -126,12 +125,8 @@ def build_timm(
             f"hub weights fit the patch kernel they were trained with, which is not resized; "
             f"{name} got patch_size {patch_size}. Leave it None."
         )
-    options: dict[str, Any] = {
-        "img_size": image_size,
-        "patch_size": patch_size,
-        "drop_path_rate": drop_path,
-    }
-    given = {key: value for key, value in options.items() if value is not None}
+    options = {"img_size": image_size, "patch_size": patch_size, "drop_path_rate": drop_path}
+    given: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
     try:
         model: nn.Module = timm.create_model(name, pretrained=pretrained, num_classes=0, **given)
     except TypeError as error:
@@ -139,29 +134,32 @@ def build_timm(
         if refused is None or refused[1] not in given:
             raise
         ours = {"img_size": "image_size", "drop_path_rate": "drop_path"}.get(refused[1], refused[1])
-        raise ValueError(
-            f"timm's {name} has no {ours} to set; got {given[refused[1]]}. Leave it None."
-        ) from error
+        value = given[refused[1]]
+        message = f"timm's {name} has no {ours} to set; got {value}. Leave it None."
+        raise ValueError(message) from error
     except Exception as error:
         if "Invalid pretrained tag" in str(error):
             tagged = timm.list_models(f"{name.partition('.')[0]}.*", pretrained=True)
             raise KeyError(_unknown_model(name, tagged)) from error
         if pretrained:
-            hub = timm.get_pretrained_cfg(name, allow_unregistered=False)
-            url = (
-                "the file"
-                if hub is None
-                else hub.url
-                or f"https://huggingface.co/{hub.hf_hub_id}/resolve/main/model.safetensors"
-            )
-            raise HubError(
-                f"the hub weights of {name} could not be fetched ({type(error).__name__}: "
-                f"{error}). "
-                f"Without a network, fetch {url} elsewhere and give the path of that file as "
-                "model.pretrained."
-            ) from error
+            raise _not_fetched(name, error) from error
         raise
     return model
+
+
+def _not_fetched(name: str, error: Exception) -> HubError:
+    """Return the error that says where the hub weights of a model are published."""
+    import timm
+
+    hub = timm.get_pretrained_cfg(name, allow_unregistered=False)
+    url: Any = "the file"
+    if hub is not None:
+        url = hub.url or f"https://huggingface.co/{hub.hf_hub_id}/resolve/main/model.safetensors"
+    return HubError(
+        f"the hub weights of {name} could not be fetched ({type(error).__name__}: {error}). "
+        f"Without a network, fetch {url} elsewhere and give the path of that file as "
+        "model.pretrained."
+    )
 
 
 def input_statistics(name: str) -> tuple[tuple[float, float, float], tuple[float, float, float]]:

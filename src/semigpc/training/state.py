@@ -242,11 +242,7 @@ def assemble(
     """
     n_classes = len(class_counts)
     heads: dict[str, HeadSpec] = experiment.algorithm.heads | experiment.addon.heads(n_classes)
-    with settings_of("model"):
-        if experiment.frozen is not None and cached_width is not None:
-            model = Classifier(Adapter(cached_width, experiment.frozen.width), n_classes, heads)
-        else:
-            model = build_model(experiment.model, n_classes, heads)
+    model = _network(experiment, n_classes, heads, cached_width)
     width = model.n_features
     if experiment.refiner.feature == "projection":
         width = heads["projection"].width
@@ -267,25 +263,38 @@ def assemble(
     with settings_of("algorithm"):
         build = ALGORITHMS[experiment.algorithm_name].build
         algorithm = build(experiment.algorithm, refiner, task, addon).to(fabric.device)
-
     if fabric.world_size > 1:
         prepare_to_share(model, fabric.device)
     average = average_of(model).to(fabric.device) if experiment.train.ema else None
     optimizer = build_optimizer(model, experiment.train)
     if experiment.train.compile:
         model.compile(dynamic=False)
-    student, optimizer = fabric.setup(
-        model, optimizer
-    )  # this optimiser divides by the loss scale, where there is one
-    teacher = student if average is None else fabric.setup_module(average)
-    if average is not None:
-        teacher.eval()
-    networks = (
-        Networks(student, teacher)
-        if fabric.world_size == 1
-        else shared_networks(student, teacher, fabric)
-    )
+    # This optimiser divides by the loss scale, where there is one.
+    student, optimizer = fabric.setup(model, optimizer)
+    networks = _networks(student, average, fabric)
     return Trainer(fabric, model, average, optimizer, networks, refiner, addon, algorithm)
+
+
+def _network(
+    experiment: Experiment, n_classes: int, heads: dict[str, HeadSpec], cached_width: int | None
+) -> Classifier:
+    """Return the network that trains: in frozen mode, an adapter on features of this width."""
+    with settings_of("model"):
+        if experiment.frozen is not None and cached_width is not None:
+            adapter = Adapter(cached_width, experiment.frozen.width)
+            return Classifier(adapter, n_classes, heads)
+        return build_model(experiment.model, n_classes, heads)
+
+
+def _networks(student: Any, average: Any, fabric: Fabric) -> Networks:
+    """Return the student with its teacher: the average in evaluation mode, or the student."""
+    teacher = student
+    if average is not None:
+        teacher = fabric.setup_module(average)
+        teacher.eval()
+    if fabric.world_size == 1:
+        return Networks(student, teacher)
+    return shared_networks(student, teacher, fabric)
 
 
 # Data ---------------------------------------------------------------------------------------------
