@@ -1,6 +1,7 @@
 """Images, folders and splits to test with."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -9,6 +10,7 @@ from PIL import Image
 from torch import Tensor
 
 from semigpc.data import Augment, Splits, splits_from_arrays
+from semigpc.types import Batch
 
 
 def random_image(width: int, height: int, rng: Generator) -> Image.Image:
@@ -38,3 +40,21 @@ def small_splits(n: int = 20, u: int = 30, size: int = 8) -> Splits:
     return splits_from_arrays(
         x[:n], np.arange(n) % 4, x[n : n + u], x_test=x[n + u :], y_test=np.arange(7) % 4
     )
+
+
+STREAM: dict[str, Any] = {
+    "views": ("weak", "strong", "strong2"),
+    "labeled_batch": 6,
+    "unlabeled_batch": 9,
+    "seed": 3,
+    "epoch_steps": 7,
+}
+
+
+def same_batch(one: Batch, other: Batch) -> bool:
+    """Whether two batches hold the same tensors."""
+    tensors = [
+        [batch.x, batch.y, batch.index, batch.view_index, *batch.views.values()]
+        for batch in (one, other)
+    ]
+    return list(one.views) == list(other.views) and all(map(torch.equal, *tensors))

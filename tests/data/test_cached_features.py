@@ -1,6 +1,4 @@
-"""Features in place of images: which view is drawn, and batches that are a function of seed and
-step.
-"""
+"""Features in place of images: which view is drawn, and batches that follow from seed and step."""
 
 from typing import Any
 
@@ -18,32 +16,22 @@ from semigpc.data import (
     Splits,
 )
 from semigpc.types import Batch
-from tests.data.samples import small_splits
+from tests.data.samples import STREAM, same_batch, small_splits
 
 VIEWS, LABELED, UNLABELED = 4, 20, 30
 KINDS = {"weak": 1.0, "strong": 2.0}
 PLAIN = 0.0
-STREAM: dict[str, Any] = {
-    "views": ("weak", "strong", "strong2"),
-    "labeled_batch": 6,
-    "unlabeled_batch": 9,
-    "seed": 3,
-    "epoch_steps": 7,
-}
 
 
 def table(kind: float, views: int) -> Tensor:
     """Features that say what they are: the kind, the row of the image, which of its views."""
-    rows, numbers = torch.meshgrid(
-        torch.arange(LABELED + UNLABELED), torch.arange(views), indexing="ij"
-    )
+    images = torch.arange(LABELED + UNLABELED)
+    rows, numbers = torch.meshgrid(images, torch.arange(views), indexing="ij")
     return torch.stack([torch.full_like(rows, int(kind)), rows, numbers], dim=2).half()
 
 
 def features(splits: Splits, views: int = VIEWS) -> CachedFeatures:
-    """Labelled images have the rows 0..19 backwards, unlabelled ones the rows from 20 on, those to
-    test on come last.
-    """
+    """Rows 0..19 are the labelled images backwards; then come the unlabelled and the test images."""
     assert splits.test is not None
     judged = torch.full((len(splits.test), 3), 7.0).half()
     judged[:, 1] = torch.arange(50, 50 + len(splits.test))
@@ -105,9 +93,8 @@ def test_the_second_strong_view_is_another_one_and_any_of_the_others(views: int)
     source = features(SPLITS, views)
     fetched = source.fetch(SPLITS.unlabeled, np.zeros(3000, dtype=np.int64))
     rng = np.random.default_rng(0)
-    strong, strong2 = (
-        source.cut(name, fetched, rng)[:, 2].long() for name in ("strong", "strong2")
-    )
+    names = ("strong", "strong2")
+    strong, strong2 = (source.cut(name, fetched, rng)[:, 2].long() for name in names)
     pairs = (strong * views + strong2).bincount(minlength=views * views).reshape(views, views)
     assert pairs.diagonal().tolist() == [0] * views
     others = pairs[~torch.eye(views, dtype=torch.bool)]
@@ -121,9 +108,8 @@ def test_with_a_single_view_the_second_strong_one_is_the_first() -> None:
 
 def test_equal_generators_draw_equal_views() -> None:
     for name in ("weak", "strong", "strong2"):
-        assert torch.equal(
-            drawn(SOURCE, name, 5, other="strong"), drawn(SOURCE, name, 5, other="strong")
-        )
+        first, again = (drawn(SOURCE, name, 5, other="strong") for _ in range(2))
+        assert torch.equal(first, again)
         views = {tuple(drawn(SOURCE, name, seed)[:, 2].tolist()) for seed in range(10)}
         assert len(views) > 5
 
@@ -137,10 +123,8 @@ def test_the_plain_view_is_the_images_own() -> None:
 def test_other_views_and_other_sets_are_refused() -> None:
     with pytest.raises(ValueError, match="unknown view 'medium'; known: weak, strong, strong2"):
         drawn(SOURCE, "medium", 0)
-    for stranger in (
-        small_splits(LABELED, UNLABELED).labeled,
-        SPLITS.labeled.subset(np.arange(LABELED)),
-    ):
+    others = small_splits(LABELED, UNLABELED)
+    for stranger in (others.labeled, SPLITS.labeled.subset(np.arange(LABELED))):
         with pytest.raises(ValueError, match=r"features are cached for the.*one is not among them"):
             SOURCE.fetch(stranger, np.array([0]))
 
@@ -151,14 +135,6 @@ def test_other_views_and_other_sets_are_refused() -> None:
 def batches(workers: int = 0, first_step: int = 0, **changes: Any) -> list[Batch]:
     stream = BatchStream(SPLITS, SOURCE, **STREAM | changes, total_steps=12)
     return list(stream.batches(first_step=first_step, workers=workers))
-
-
-def same(one: Batch, other: Batch) -> bool:
-    tensors = [
-        [batch.x, batch.y, batch.index, batch.view_index, *batch.views.values()]
-        for batch in (one, other)
-    ]
-    return list(one.views) == list(other.views) and all(map(torch.equal, *tensors))
 
 
 def test_a_batch_has_the_images_that_it_would_have_without_a_cache() -> None:
@@ -178,28 +154,25 @@ def test_a_batch_has_the_images_that_it_would_have_without_a_cache() -> None:
 
 def test_batches_are_a_function_of_seed_and_step() -> None:
     expected = batches()
-    assert all(map(same, batches(first_step=5), expected[5:]))
+    assert all(map(same_batch, batches(first_step=5), expected[5:]))
     stream = BatchStream(SPLITS, features(SPLITS), **STREAM)
-    assert all(same(stream[step], expected[step]) for step in (9, 2, 9, 0))
+    assert all(same_batch(stream[step], expected[step]) for step in (9, 2, 9, 0))
     assert not torch.equal(batches(seed=4)[0].x, expected[0].x)
-    assert len({tuple(batch.x[:, 2].tolist()) for batch in expected}) > 10, (
-        "views are drawn anew at every step"
-    )
+    draws = {tuple(batch.x[:, 2].tolist()) for batch in expected}
+    assert len(draws) > 10, "views are drawn anew at every step"
 
 
 @pytest.mark.slow
 def test_a_worker_changes_nothing() -> None:
-    assert all(map(same, batches(workers=1), batches()))
+    assert all(map(same_batch, batches(workers=1), batches()))
 
 
 def test_evaluation_sees_the_plain_features_in_order() -> None:
     assert SPLITS.test is not None
-    loader = EvaluationLoader(
-        [SPLITS.test], SOURCE, batch_size=3, workers=0, device=torch.device("cpu")
-    )
+    cpu = torch.device("cpu")
+    loader = EvaluationLoader([SPLITS.test], SOURCE, batch_size=3, workers=0, device=cpu)
     seen = list(loader.batches(SPLITS.test))
     assert {batch.images.dtype for batch in seen} == {torch.float32}
-    assert torch.cat([batch.images for batch in seen]).tolist() == [
-        [7, row, 7] for row in range(50, 57)
-    ]
+    images = torch.cat([batch.images for batch in seen])
+    assert images.tolist() == [[7, row, 7] for row in range(50, 57)]
     assert torch.cat([batch.labels for batch in seen]).tolist() == SPLITS.test.labels.tolist()

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,24 +18,19 @@ POOL = ArrayImages(np.arange(10 * 2 * 2 * 3, dtype=np.uint8).reshape(10, 2, 2, 3
 
 def image_set(labels: list[int], first: int = 0) -> ImageSet:
     positions = np.arange(first, first + len(labels))
-    return ImageSet(
-        POOL, np.array(labels, dtype=np.int64), [f"image/{i}" for i in positions], positions
-    )
+    names = [f"image/{i}" for i in positions]
+    return ImageSet(POOL, np.array(labels, dtype=np.int64), names, positions)
 
 
 def splits(
-    labels: list[int],
-    class_names: tuple[str, ...] = ("ant", "bee", "cat"),
-    validation: ImageSet | None = None,
-    test: ImageSet | None = None,
+    labels: list[int], class_names: tuple[str, ...] = ("ant", "bee", "cat"), **parts: Any
 ) -> Splits:
     return Splits(
         labeled=image_set(labels),
         unlabeled=image_set([-1, -1], first=6),
         unlabeled_truth=np.array([2, -1]),
         class_names=class_names,
-        validation=validation,
-        test=test,
+        **parts,
     )
 
 
@@ -64,12 +60,8 @@ def test_splits_count_their_images() -> None:
     data = splits([0, 1, 2, 0], validation=image_set([1], first=8), test=image_set([2], first=9))
     assert data.n_classes == 3
     assert data.class_counts.tolist() == [2, 1, 1]
-    assert {part: len(images) for part, images in data.parts()} == {
-        "labeled": 4,
-        "unlabeled": 2,
-        "validation": 1,
-        "test": 1,
-    }
+    sizes = {part: len(images) for part, images in data.parts()}
+    assert sizes == {"labeled": 4, "unlabeled": 2, "validation": 1, "test": 1}
     told = json.loads(json.dumps(split_facts(data)))
     counts = {name: numbers for name, numbers in told.items() if name.endswith("_counts")}
     assert counts == {
@@ -89,16 +81,12 @@ def test_the_hash_is_of_names_positions_and_labels() -> None:
     data = splits([0, 1, 2, 0])
     assert data.sha256 == splits([0, 1, 2, 0]).sha256
     assert data.sha256 == "8aee293351bc265024dd8f300513d836b520a4fee08dbf3b51859f6c89180a66"
+    renamed = ImageSet(POOL, data.labeled.labels, ["w", "x", "y", "z"], data.labeled.positions)
     others = [
         splits([0, 1, 2, 1]),
         splits([0, 1, 2, 0], ("ant", "bee", "dog")),
         splits([0, 1, 2, 0], test=image_set([2], first=9)),
-        replace(
-            data,
-            labeled=ImageSet(
-                POOL, data.labeled.labels, ["w", "x", "y", "z"], data.labeled.positions
-            ),
-        ),
+        replace(data, labeled=renamed),
     ]
     assert len({data.sha256, *(other.sha256 for other in others)}) == 5
     # what training cannot see

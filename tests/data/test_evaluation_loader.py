@@ -1,6 +1,4 @@
-"""Evaluation: every image once, in order, decoded once for all passes, by workers that end with the
-loader.
-"""
+"""Evaluation: every image once, in order, decoded once, by workers that end with the loader."""
 
 import multiprocessing
 from pathlib import Path
@@ -23,18 +21,10 @@ from semigpc.data.loaders import InOrder, worker_count
 from semigpc.io import images as decoding
 from semigpc.io.errors import ImageError
 from semigpc.io.images import ArrayImages, FileImages
-from semigpc.types import Batch
-from tests.data.samples import plain_view, random_image, small_splits
+from tests.data.samples import STREAM, plain_view, random_image, same_batch, small_splits
 
 CPU = torch.device("cpu")
 AUGMENT = Augment(AugmentConfig(image_size=14, style="resize"))  # squares of 16
-STREAM: dict[str, Any] = {
-    "views": ("weak", "strong"),
-    "labeled_batch": 4,
-    "unlabeled_batch": 5,
-    "seed": 3,
-    "epoch_steps": 7,
-}
 
 
 @pytest.fixture
@@ -60,9 +50,8 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 
 def splits_of(paths: list[Path], **options: int) -> Splits:
-    pool = ImageSet(
-        FileImages(paths, **options), np.arange(len(paths)) % 2, [path.name for path in paths]
-    )
+    names = [path.name for path in paths]
+    pool = ImageSet(FileImages(paths, **options), np.arange(len(paths)) % 2, names)
     return Splits(
         labeled=pool.subset(np.arange(4)),
         unlabeled=pool.subset(np.arange(4, 7)).without_labels(),
@@ -79,6 +68,10 @@ def held_out(splits: Splits) -> ImageSet:
 
 def loader_of(*sets: ImageSet, workers: int = 0, batch_size: int = 4) -> EvaluationLoader:
     return EvaluationLoader(sets, AUGMENT, batch_size=batch_size, workers=workers, device=CPU)
+
+
+def images_of(loader: EvaluationLoader, images: ImageSet) -> torch.Tensor:
+    return torch.cat([batch.images for batch in loader.batches(images)])
 
 
 def test_every_image_comes_once_in_order_or_those_asked_for(photos: list[Path]) -> None:
@@ -103,10 +96,10 @@ def test_images_are_decoded_once_for_all_passes_and_loaders(
     passes = iter(loader_of(test).batches(test))
     first = next(passes)  # and left there
     assert len(decoded) == 4
-    again = torch.cat([batch.images for batch in loader_of(test).batches(test)])
+    again = images_of(loader_of(test), test)
     assert sorted(decoded) == sorted(photos[2:])
     assert torch.equal(again[:4], first.images)
-    assert torch.equal(again, torch.cat([batch.images for batch in loader_of(test).batches(test)]))
+    assert torch.equal(again, images_of(loader_of(test), test))
     assert len(decoded) == 9
 
 
@@ -135,21 +128,11 @@ def test_training_decodes_every_image_once_too_and_views_are_the_same(
     photos: list[Path], decoded: list[Path]
 ) -> None:
     kept, fresh = (
-        list(
-            BatchStream(splits_of(photos, **limit), AUGMENT, **STREAM, total_steps=6).batches(
-                first_step=0, workers=0
-            )
-        )
+        BatchStream(splits_of(photos, **limit), AUGMENT, **STREAM, total_steps=6)
         for limit in ({}, {"cache_bytes": 0})
     )
-    assert all(map(equal, kept, fresh))
-    assert len(decoded) == 7 + 6 * (4 + 5)
-
-
-def equal(one: Batch, other: Batch) -> bool:
-    return torch.equal(one.x, other.x) and all(
-        torch.equal(one.views[name], other.views[name]) for name in STREAM["views"]
-    )
+    assert all(same_batch(kept[step], fresh[step]) for step in range(6))
+    assert len(decoded) == 7 + 6 * (6 + 9)
 
 
 @pytest.mark.slow
@@ -161,27 +144,23 @@ def test_two_workers_change_nothing_share_what_they_decode_and_end(
     splits = splits_of(photos)
     test = held_out(splits)
     another = held_out(splits_of(photos))
-    expected = [batch.images for batch in loader_of(another).batches(another)]
+    expected = images_of(loader_of(another), another)
     decoded.clear()
     with loader_of(splits.labeled, test, workers=2) as loader:
         for _ in range(2):
-            assert all(map(torch.equal, [batch.images for batch in loader.batches(test)], expected))
+            assert torch.equal(images_of(loader, test), expected)
         started = set(multiprocessing.active_children()) - before
         assert len(started) == 2
         next(loader.batches(splits.labeled))  # and left there: the next pass is whole again
-        assert all(map(torch.equal, [batch.images for batch in loader.batches(test)], expected))
+        assert torch.equal(images_of(loader, test), expected)
         assert set(multiprocessing.active_children()) - before == started
     assert set(multiprocessing.active_children()) == before
-    assert all(
-        map(torch.equal, [batch.images for batch in loader_of(test).batches(test)], expected)
-    )
+    assert torch.equal(images_of(loader_of(test), test), expected)
     assert decoded == [], "this process reads what the workers wrote"
     photos[5].write_bytes(b"no image")
-    with (
-        pytest.raises(ImageError, match=r"5\.jpg"),
-        loader_of(splits.unlabeled, workers=1) as loader,
-    ):
-        list(loader.batches(splits.unlabeled))
+    unlabeled = splits.unlabeled
+    with pytest.raises(ImageError, match=r"5\.jpg"), loader_of(unlabeled, workers=1) as loader:
+        list(loader.batches(unlabeled))
     assert set(multiprocessing.active_children()) == before
 
 
@@ -191,27 +170,17 @@ def test_workers_are_as_many_as_are_worth_it(
     files, arrays = FileImages(photos), ArrayImages(np.zeros((2, 64, 64, 3), np.uint8))
     large, tiny = (Augment(AugmentConfig(image_size=size)) for size in (33, 32))
     splits = small_splits()
-    features = CachedFeatures(
-        weak=torch.zeros(1),
-        strong=torch.zeros(1),
-        plain=torch.zeros(1),
-        sets=[(splits.labeled, np.arange(1))],
-    )
+    one, sets = torch.zeros(1), [(splits.labeled, np.arange(1))]
+    features = CachedFeatures(weak=one, strong=one, plain=one, sets=sets)
     for cores, expected in ((1, 0), (2, 1), (6, 5), (64, 8)):
         monkeypatch.setattr("semigpc.data.loaders.cores", lambda cores=cores: cores)
         assert worker_count(None, files, large) == expected
-        assert (
-            worker_count(None, files, tiny)
-            == worker_count(None, arrays, large)
-            == worker_count(None, files, features)
-            == 0
-        )
         assert worker_count(3, arrays, tiny) == 3
-        on_gpu = [
-            worker_count(None, *case, device=torch.device("cuda"))
-            for case in ((files, tiny), (arrays, large))
-        ]
-        assert on_gpu == [min(2, expected)] * 2
+        assert worker_count(None, files, features) == 0
+        for images, augment in ((files, tiny), (arrays, large)):
+            assert worker_count(None, images, augment) == 0
+            on_gpu = worker_count(None, images, augment, device=torch.device("cuda"))
+            assert on_gpu == min(2, expected)
     assert worker_count(None, files, large, processes=16) == 3
     assert worker_count(None, files, large, processes=100) == 0
 

@@ -8,24 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from semigpc.data import Augment, AugmentConfig, BatchStream, EvaluationLoader, FolderConfig
 from semigpc.data.folder import load
 from semigpc.data.loaders import epoch_order, normalised
 from semigpc.io.errors import DataError
 from semigpc.types import Batch
-from tests.data.samples import plain_view, small_splits, write_images
+from tests.data.samples import STREAM, plain_view, same_batch, small_splits, write_images
 
 AUGMENT = Augment(AugmentConfig(image_size=8))
 SPLITS = small_splits()
-SETTINGS: dict[str, Any] = {
-    "views": ("weak", "strong", "strong2"),
-    "labeled_batch": 6,
-    "unlabeled_batch": 9,
-    "seed": 3,
-    "epoch_steps": 7,
-}
 
 
 def loader(
@@ -36,27 +28,16 @@ def loader(
     prefetch: int = 4,
     **changes: Any,
 ) -> Iterable[Batch]:
-    stream = BatchStream(SPLITS, AUGMENT, total_steps=total_steps, **SETTINGS | changes)
+    stream = BatchStream(SPLITS, AUGMENT, total_steps=total_steps, **STREAM | changes)
     return stream.batches(first_step=first_step, workers=workers, prefetch=prefetch)
-
-
-def tensors(batch: Batch) -> list[Tensor]:
-    return [batch.x, batch.y, batch.index, batch.view_index, *batch.views.values()]
-
-
-def same(one: Batch, other: Batch) -> bool:
-    return list(one.views) == list(other.views) and all(
-        map(torch.equal, tensors(one), tensors(other))
-    )
 
 
 def test_a_batch_is_what_it_says() -> None:
     batch = next(iter(loader()))
     assert batch.x.shape == (6, 8, 8, 3)
     assert list(batch.views) == ["weak", "strong", "strong2"]
-    assert all(
-        view.shape == (9, 8, 8, 3) and view.dtype == torch.uint8 for view in batch.views.values()
-    )
+    for view in batch.views.values():
+        assert (view.shape, view.dtype) == ((9, 8, 8, 3), torch.uint8)
     assert batch.y.tolist() == SPLITS.labeled.labels[batch.index.numpy()].tolist()
     assert batch.y.dtype == batch.index.dtype == batch.view_index.dtype == torch.int64
     assert not torch.equal(batch.views["strong"], batch.views["strong2"])
@@ -64,23 +45,22 @@ def test_a_batch_is_what_it_says() -> None:
 
 def test_rows_are_the_images_that_the_indices_name() -> None:
     plain = Augment(AugmentConfig(image_size=8, crop_ratio=1.0, flip=False))
-    batch = BatchStream(SPLITS, plain, **SETTINGS | {"views": ("weak",)})[5]
+    batch = BatchStream(SPLITS, plain, **STREAM | {"views": ("weak",)})[5]
     for row, index in enumerate(batch.index.tolist()):
         assert torch.equal(plain.normalise(batch.x[row]), plain_view(plain, SPLITS.labeled[index]))
     for row, index in enumerate(batch.view_index.tolist()):
-        assert torch.equal(
-            plain.normalise(batch.views["weak"][row]), plain_view(plain, SPLITS.unlabeled[index])
-        )
+        view = plain.normalise(batch.views["weak"][row])
+        assert torch.equal(view, plain_view(plain, SPLITS.unlabeled[index]))
 
 
 @pytest.mark.slow
 def test_one_worker_changes_nothing_and_can_be_asked_again() -> None:
     expected, before = list(loader()), torch.get_rng_state()
     batches = loader(workers=1)
-    assert same(next(iter(batches)), expected[0])  # left early
+    assert same_batch(next(iter(batches)), expected[0])  # left early
     actual = list(batches)
     assert len(actual) == 16
-    assert all(map(same, actual, expected))
+    assert all(map(same_batch, actual, expected))
     assert torch.equal(torch.get_rng_state(), before)  # the model's random numbers are its own
 
 
@@ -88,21 +68,20 @@ def test_one_worker_changes_nothing_and_can_be_asked_again() -> None:
 def test_two_workers_change_nothing_when_a_run_resumes() -> None:
     resumed = list(loader(workers=2, first_step=5, total_steps=12))
     assert len(resumed) == 7
-    assert all(map(same, resumed, list(loader())[5:12]))
+    assert all(map(same_batch, resumed, list(loader())[5:12]))
 
 
-def test_a_run_resumes_at_any_step() -> None:
+def test_a_run_resumes_at_any_step_and_may_be_longer() -> None:
+    before = torch.get_rng_state()
     expected = list(loader())
+    assert all(map(same_batch, loader(total_steps=20), expected))
     for first_step in (1, 6, 7, 8, 15, 16):
         resumed = list(loader(first_step=first_step))
         assert len(resumed) == 16 - first_step
-        assert all(map(same, resumed, expected[first_step:]))
-    stream = BatchStream(SPLITS, AUGMENT, **SETTINGS)
-    assert all(same(stream[step], expected[step]) for step in (9, 2, 15, 0))
-
-
-def test_a_longer_run_begins_like_a_shorter_one() -> None:
-    assert all(map(same, loader(total_steps=20), list(loader(total_steps=16))))
+        assert all(map(same_batch, resumed, expected[first_step:]))
+    stream = BatchStream(SPLITS, AUGMENT, **STREAM)
+    assert all(same_batch(stream[step], expected[step]) for step in (9, 2, 15, 0))
+    assert torch.equal(torch.get_rng_state(), before)  # the model's random numbers are its own
 
 
 def test_an_epoch_is_whole_permutations_and_the_beginning_of_one() -> None:
@@ -132,43 +111,31 @@ def test_orders_have_the_length_asked_for(size: int, draws: int) -> None:
 
 def test_streams_epochs_and_seeds_have_orders_of_their_own() -> None:
     triples = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)]
-    orders = {
-        tuple(epoch_order(50, 50, seed=seed, epoch=epoch, stream=stream))
-        for seed, epoch, stream in triples
-    }
+    orders = {tuple(epoch_order(50, 50, seed=s, epoch=e, stream=k)) for s, e, k in triples}
     assert len(orders) == 4
 
 
 def test_supervised_batches_have_no_views() -> None:
     for splits in (SPLITS, small_splits(u=0)):
-        stream = BatchStream(splits, AUGMENT, **SETTINGS | {"views": ()})
+        stream = BatchStream(splits, AUGMENT, **STREAM | {"views": ()})
         assert stream[0].views == {}
         assert stream[0].view_index.shape == (0,)
         assert len(stream[0].x) == 6
 
 
-def test_the_global_generator_is_left_alone() -> None:
-    before = torch.get_rng_state()
-    list(loader(total_steps=3))
-    assert torch.equal(torch.get_rng_state(), before)
-
-
 def test_a_batch_is_normalised_in_all_its_parts() -> None:
-    batch = BatchStream(SPLITS, AUGMENT, balanced=True, **SETTINGS)[4]
+    batch = BatchStream(SPLITS, AUGMENT, balanced=True, **STREAM)[4]
     ready = normalised(batch, AUGMENT)
     assert batch.balanced is not None
     assert ready.balanced is not None
-    pairs = [
-        (batch.x, ready.x),
-        (batch.balanced.x, ready.balanced.x),
-        *((batch.views[name], ready.views[name]) for name in ready.views),
-    ]
+    pairs = [(batch.views[name], view) for name, view in ready.views.items()]
+    pairs += [(batch.x, ready.x), (batch.balanced.x, ready.balanced.x)]
     assert len(pairs) == 5
     for views, images in pairs:
-        expected = (
-            views.permute(0, 3, 1, 2) / 255 - torch.tensor(AUGMENT.config.mean)[:, None, None]
-        ) / torch.tensor(AUGMENT.config.std)[:, None, None]
-        torch.testing.assert_close(images, expected, rtol=0, atol=1e-5)
+        expected = (views / 255 - torch.tensor(AUGMENT.config.mean)) / torch.tensor(
+            AUGMENT.config.std
+        )
+        torch.testing.assert_close(images, expected.permute(0, 3, 1, 2), rtol=0, atol=1e-5)
     assert torch.equal(ready.index, batch.index)
 
 
@@ -178,9 +145,8 @@ def test_an_unreadable_image_stops_the_run_with_its_path(tmp_path: Path, workers
     write_images(tmp_path, {"ant": 4, "bee": 4})
     (tmp_path / "bee" / "2.png").write_bytes(b"no image")
     splits = load(FolderConfig(root=str(tmp_path)), seed=0)
-    stream = BatchStream(
-        splits, AUGMENT, **SETTINGS | {"views": (), "labeled_batch": 8}, total_steps=2
-    )
+    settings = STREAM | {"views": (), "labeled_batch": 8}
+    stream = BatchStream(splits, AUGMENT, **settings, total_steps=2)
     with pytest.raises(DataError, match=r"^The image .*bee/2.png cannot be.*it from the data.$"):
         list(stream.batches(first_step=0, workers=workers))
 
@@ -204,17 +170,15 @@ def test_impossible_loaders_are_refused(changes: dict[str, int], message: str) -
 
 def test_views_need_unlabelled_images_and_known_names() -> None:
     with pytest.raises(DataError, match=r"views weak, strong, strong2.*images, and there are none"):
-        BatchStream(small_splits(u=0), AUGMENT, **SETTINGS)
+        BatchStream(small_splits(u=0), AUGMENT, **STREAM)
     with pytest.raises(ValueError, match="unknown view 'medium'; known: weak, strong, strong2"):
         loader(views=("medium",))
+    cpu = torch.device("cpu")
     with pytest.raises(DataError, match="batch_size must be at least 1; got 0"):
-        EvaluationLoader(
-            [SPLITS.labeled], AUGMENT, batch_size=0, workers=0, device=torch.device("cpu")
-        )
+        EvaluationLoader([SPLITS.labeled], AUGMENT, batch_size=0, workers=0, device=cpu)
 
 
 def test_true_labels_of_unlabelled_images_are_nowhere_in_a_batch() -> None:
     known = replace(SPLITS, unlabeled_truth=np.arange(30) % 4)
-    assert same(
-        BatchStream(known, AUGMENT, **SETTINGS)[0], BatchStream(SPLITS, AUGMENT, **SETTINGS)[0]
-    )
+    ours, theirs = (BatchStream(splits, AUGMENT, **STREAM)[0] for splits in (known, SPLITS))
+    assert same_batch(ours, theirs)

@@ -93,13 +93,8 @@ def test_test_images_are_all_or_equally_many_of_each_class(npz: Path) -> None:
 def test_a_damaged_idx_file_is_named(folder: Path) -> None:
     config, file = MnistConfig(root=str(folder), split=SPLIT), folder / IDX_FILES["y_train"]
     whole = file.read_bytes()
-    for content in (
-        whole[:-1],
-        whole[:3],
-        b"",
-        b"\0\0\x0d\1" + whole[4:],
-        b"\0\0\x08\xff" + whole[4:],
-    ):
+    headers = (b"\0\0\x0d\1", b"\0\0\x08\xff")
+    for content in (whole[:-1], whole[:3], b"", *(header + whole[4:] for header in headers)):
         file.write_bytes(content)
         with pytest.raises(DataError, match=r"train-labels-idx1-ubyte.*of bytes, or was cut short"):
             load(config, 0)
@@ -114,11 +109,8 @@ def test_a_damaged_idx_file_is_named(folder: Path) -> None:
 
 def test_arrays_that_are_not_mnist_are_an_error(npz: Path, arrays: dict[str, NDArray[Any]]) -> None:
     config = MnistConfig(root=str(npz), split=SPLIT)
-    np.savez(
-        npz,
-        allow_pickle=False,
-        **{name: array for name, array in arrays.items() if name != "x_test"},
-    )
+    incomplete = {name: array for name, array in arrays.items() if name != "x_test"}
+    np.savez(npz, allow_pickle=False, **incomplete)
     with pytest.raises(DataError, match="missing: x_test"):
         load(config, 0)
     for labels in (arrays["y_train"][:-1], arrays["y_train"] % 9, arrays["y_train"] / 2):
@@ -134,45 +126,19 @@ def test_arrays_that_are_not_mnist_are_an_error(npz: Path, arrays: dict[str, NDA
 def test_settings_are_long_tailed_or_balanced_labels() -> None:
     long = mnist(imbalance_ratio=100).data.split
     few = mnist_balanced(labels_per_class=10, imbalance_ratio=20).data.split
-    assert (long.labeled_head, long.labeled_ratio, long.unlabeled_ratio, long.overlap) == (
-        100,
-        100,
-        100,
-        "nested",
-    )
-    assert (few.labeled_head, few.labeled_ratio, few.unlabeled_ratio, few.overlap) == (
-        10,
-        1,
-        20,
-        "disjoint",
-    )
+    names = ("labeled_head", "labeled_ratio", "unlabeled_ratio", "overlap")
+    assert [getattr(long, name) for name in names] == [100, 100, 100, "nested"]
+    assert [getattr(few, name) for name in names] == [10, 1, 20, "disjoint"]
     with pytest.raises(SettingsError, match=r"setting must be 'A' .* got 'C'"):
         mnist(setting="C")  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
 def test_the_recipe_trains_on_the_files_of_root(npz: Path, tmp_path: Path) -> None:
-    small = (
-        "data.split.labeled_head=5",
-        "data.split.unlabeled_head=20",
-        "data.test_per_class=2",
-        "refiner.warmup_steps=2",
-    )
-    sets = [part for setting in small for part in ("--set", setting)]
-    done = semigpc(
-        "train",
-        "mnist",
-        "--root",
-        npz,
-        "--ratio",
-        "5",
-        "--steps",
-        "4",
-        *sets,
-        "--out",
-        tmp_path / "run",
-        "--json",
-    )
+    heads = "--set data.split.labeled_head=5 --set data.split.unlabeled_head=20"
+    small = f"{heads} --set data.test_per_class=2 --set refiner.warmup_steps=2".split()
+    options = ["--ratio", "5", "--steps", "4", "--json", *small]
+    done = semigpc("train", "mnist", "--root", npz, *options, "--out", tmp_path / "run")
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["results"]["last"]["n"] == 20
     refused("train", tmp_path, "--root", npz, code=2, words="Leave it out")

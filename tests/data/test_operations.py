@@ -34,20 +34,12 @@ REFERENCES: dict[str, Callable[[Image.Image, float], Image.Image]] = {
     ),
 }
 RANGES = {
-    "autocontrast": (0, 1),
-    "equalize": (0, 1),
-    "identity": (0, 1),
-    "brightness": (0.05, 0.95),
-    "color": (0.05, 0.95),
-    "contrast": (0.05, 0.95),
-    "sharpness": (0.05, 0.95),
+    **dict.fromkeys(("autocontrast", "equalize", "identity"), (0, 1)),
+    **dict.fromkeys(("brightness", "color", "contrast", "sharpness"), (0.05, 0.95)),
+    **dict.fromkeys(("shear_x", "shear_y", "translate_x", "translate_y"), (-0.3, 0.3)),
     "posterize": (4, 8),
     "rotate": (-30, 30),
-    "shear_x": (-0.3, 0.3),
-    "shear_y": (-0.3, 0.3),
     "solarize": (0, 256),
-    "translate_x": (-0.3, 0.3),
-    "translate_y": (-0.3, 0.3),
 }
 
 
@@ -58,20 +50,11 @@ def awkward_images() -> list[Image.Image]:
     one_flat = noise.copy()
     one_flat[..., 1] = 77
     two_values = np.where(rng.random((20, 20, 3)) < 0.9, 30, 31).astype(np.uint8)
-    arrays = [
-        noise,
-        one_flat,
-        two_values,
-        np.full((17, 16, 3), 9, np.uint8),
-        noise[:8, :8],
-        noise // 7 + 3,
-        noise[:, :11],
-    ]
+    arrays = [noise, one_flat, two_values, np.full((17, 16, 3), 9, np.uint8)]
+    arrays += [noise[:8, :8], noise // 7 + 3, noise[:, :11]]
     return [
         *(Image.fromarray(np.ascontiguousarray(array)) for array in arrays),
-        random_image(32, 32, rng),
-        random_image(7, 50, rng),
-        random_image(96, 80, rng),
+        *(random_image(*size, rng) for size in ((32, 32), (7, 50), (96, 80))),
     ]
 
 
@@ -166,16 +149,11 @@ def test_cutouts_always_follow_and_their_sides_are_uniform() -> None:
     rng = np.random.default_rng(0)
     blank = Image.new("RGB", (100, 100))
     painted = [np.asarray(rand_augment(blank, rng, 0)) for _ in range(800)]
-    assert {tuple(values) for array in painted for values in array.reshape(-1, 3)[::97]} <= {
-        (0, 0, 0),
-        CUTOUT_COLOUR,
-    }
+    colours = {tuple(values) for array in painted for values in array.reshape(-1, 3)[::97]}
+    assert colours <= {(0, 0, 0), CUTOUT_COLOUR}
     widths = np.array([(array[..., 0] > 0).any(axis=0).sum() for array in painted])
-    inside = [
-        w
-        for w, array in zip(widths, painted, strict=True)
-        if not array[:, -1].any() and not array[-1].any()
-    ]
+    touching = [array[:, -1].any() or array[-1].any() for array in painted]
+    inside = widths[np.logical_not(touching)]
     assert widths.min() >= 1
     assert widths.max() <= 51
     assert max(inside) > 45

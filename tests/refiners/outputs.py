@@ -25,14 +25,9 @@ ENGINES_OF_24 = {
 
 
 def said(features: Tensor) -> ModelOutput:
-    """An output with these features, logits of no use, and a projection that is the features turned
-    by one.
-    """
-    return ModelOutput(
-        features.new_zeros(len(features), CLASSES),
-        features,
-        {"projection": features.roll(1, dims=1)},
-    )
+    """An output with these features, zero logits, and the features turned by one as projection."""
+    logits = features.new_zeros(len(features), CLASSES)
+    return ModelOutput(logits, features, {"projection": features.roll(1, dims=1)})
 
 
 def points(
@@ -42,45 +37,46 @@ def points(
     dtype: torch.dtype = torch.float64,
     counts: tuple[int, ...] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Features (rows, WIDTH), not of unit length, and labels (rows,); of ``counts`` for each class
-    if given.
-    """
+    """Features (rows, WIDTH), not of unit length, and labels (rows,), or ``counts`` per class."""
     axes = 2 * torch.eye(CLASSES, WIDTH, dtype=dtype)
     if counts is None:
         labels = torch.randint(CLASSES, (rows,), generator=generator)
     else:
         labels = torch.repeat_interleave(torch.arange(CLASSES), torch.tensor(counts))
-    return axes[labels] + 0.5 * torch.randn(
-        len(labels), WIDTH, generator=generator, dtype=dtype
-    ), labels
+    noise = torch.randn(len(labels), WIDTH, generator=generator, dtype=dtype)
+    return axes[labels] + 0.5 * noise, labels
 
 
 def batch_of(features: Tensor, labels: Tensor, index: Tensor | None = None) -> Batch:
     """A labelled batch whose images are the features."""
-    return Batch(
-        features, labels, torch.arange(len(labels)) if index is None else index, {}, torch.arange(0)
-    )
+    index = torch.arange(len(labels)) if index is None else index
+    return Batch(features, labels, index, {}, torch.arange(0))
 
 
 def paper_scales(n_classes: int = CLASSES) -> dict[str, Any]:
-    """Options of a GP by the paper's rule, whose scales stay: l^2 = 0.1, lambda by the threshold,
-    and no class prior.
-    """
-    return {
-        "length_scale": 0.1**0.5,
-        "logit_scale": auto_logit_scale(n_classes),
-        "class_prior": "none",
-    }
+    """Options of a GP by the paper's rule: fixed l^2 = 0.1 and lambda, and no class prior."""
+    logit_scale = auto_logit_scale(n_classes)
+    return {"length_scale": 0.1**0.5, "logit_scale": logit_scale, "class_prior": "none"}
 
 
 def make(name: str, **options: Any) -> Any:
-    """A refiner from the registry; unless asked for otherwise without a warm-up, and a GP with
-    ``paper_scales``.
-    """
+    """A refiner from the registry, by default without a warm-up; a GP has ``paper_scales``."""
     entry = REFINERS[name]
     scales = paper_scales() if name == "gp" else {}
-    return entry.build(
-        entry.config(**{"warmup_steps": 0, "buffer_size": 24, **scales, **options}), WIDTH, CLASSES
+    config = entry.config(**{"warmup_steps": 0, "buffer_size": 24, **scales, **options})
+    return entry.build(config, WIDTH, CLASSES)
+
+
+def state_of(refiner: Any) -> dict[str, Tensor]:
+    """A copy of the state, to compare with ``unchanged``."""
+    return {name: value.clone() for name, value in refiner.state_dict().items()}
+
+
+def unchanged(refiner: Any, state: dict[str, Tensor]) -> bool:
+    """Whether the refiner still has this state, bit for bit and in the same types."""
+    return all(
+        value.dtype == state[name].dtype and torch.equal(value, state[name])
+        for name, value in refiner.state_dict().items()
     )
 
 

@@ -42,12 +42,8 @@ def test_an_engine_that_approximates_nothing_answers_as_the_exact_one(
             show(refiner, features, labels)
     queries = said(points(10, generator)[0])
     torch.testing.assert_close(other.logits(queries), exact.logits(queries), rtol=0, atol=1e-6)
-    torch.testing.assert_close(
-        other.engine.variance(queries.features),
-        exact.engine.variance(queries.features),
-        rtol=0,
-        atol=1e-6,
-    )
+    variance, expected = (one.engine.variance(queries.features) for one in (other, exact))
+    torch.testing.assert_close(variance, expected, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("engine", sorted(ENGINES_OF_24))
@@ -166,40 +162,7 @@ def test_options_of_an_engine_are_checked_where_they_are_given(
         kind(**options)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            {"engine": MatrixFreeOptions(rank=41)},
-            r"engine\.rank must not be larger than buffer_size.*; got 41 > 40",
-        ),
-        (
-            {"engine": EnsembleOptions(members=41)},
-            r"engine\.members must not be more than buffer_size; got 41 > 40",
-        ),
-        (
-            {"engine": "low"},
-            "engine must be one of auto, exact, ensemble, matrix_free.*; got 'low'",
-        ),
-        ({"engine": EnsembleOptions}, "engine must be one of auto"),
-        (
-            {"engine": "ensemble", "kernel_clip": 0.1},
-            "kernel_clip can make K indefinite, .*engine='ensemble'",
-        ),
-        (
-            {"engine": "ensemble", "role": "classifier", "exclude_same_index": True},
-            "exclude_same_index needs engine='exact'",
-        ),
-    ],
-)
-def test_what_cannot_work_is_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        GPConfig(buffer_size=40, **options)
-
-
 def test_copies_cannot_be_left_out_of_a_buffer_that_members_share() -> None:
     config = GPConfig(role="classifier", exclude_same_index=True, buffer_size=40_000)
-    with pytest.raises(
-        ValueError, match=r"exclude_same_index needs the exact engine; got 'ensemble' \(40000 rows"
-    ):
+    with pytest.raises(ValueError, match=r"exclude_same_index .*got 'ensemble' \(40000 rows"):
         build_engine(config, 3, 2)

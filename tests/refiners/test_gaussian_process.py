@@ -10,8 +10,18 @@ import pytest
 import torch
 
 from semigpc.gp import NotPositiveDefiniteError
-from semigpc.refiners import GPConfig, MatrixFreeOptions, auto_logit_scale
-from tests.refiners.outputs import CLASSES, WIDTH, make, points, said, show, unit
+from semigpc.refiners import EnsembleOptions, GPConfig, MatrixFreeOptions, auto_logit_scale
+from tests.refiners.outputs import (
+    CLASSES,
+    WIDTH,
+    make,
+    points,
+    said,
+    show,
+    state_of,
+    unchanged,
+    unit,
+)
 
 
 @pytest.mark.parametrize(
@@ -182,13 +192,13 @@ def test_a_write_that_the_engine_rejects_leaves_buffer_and_engine_as_they_were(
     queries = said(points(10, generator)[0])
     for each in (refiner, other):
         show(each, features, labels)
-    state = {name: value.clone() for name, value in refiner.state_dict().items()}
+    state = state_of(refiner)
     answers = refiner.logits(queries)
     # six copies of one point cannot be told apart with so little noise
     same = torch.ones(6, WIDTH, dtype=torch.float64)
     with pytest.raises(NotPositiveDefiniteError, match="Raise noise_std"):
         refiner.write(unit(same), torch.tensor([2, 2, 2, 2, 2, 2]))
-    assert all(torch.equal(value, state[name]) for name, value in refiner.state_dict().items())
+    assert unchanged(refiner, state)
     torch.testing.assert_close(refiner.logits(queries), answers, rtol=1e-6, atol=1e-6)
     more, classes = points(5, generator)
     for each in (refiner, other):
@@ -237,27 +247,49 @@ def test_casting_the_algorithm_leaves_the_engine_as_it_is(
     assert torch.equal(cast.logits(said(features)), plain.logits(said(features)))
 
 
+MATRIX_FREE, ENSEMBLE = MatrixFreeOptions(rank=41), EnsembleOptions(members=41)
+
+
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
         ({"logit_scale": 0.0}, "logit_scale must be positive"),
         ({"logit_scale": -1.0}, "logit_scale must be positive"),
         ({"logit_scale": None}, "logit_scale must be positive, or 'auto'; got None"),
-        (
-            {"length_scale": "automatic"},
-            "length_scale must be positive, or 'auto'; got 'automatic'",
-        ),
+        ({"length_scale": "automatic"}, "length_scale must be positive, .*got 'automatic'"),
         ({"exclude_same_index": True}, "role='classifier'"),
         ({"role": "classifier", "site": "final"}, "leave site at 'semantic'"),
         ({"role": "classifier", "site": "aggregate"}, "leave site at 'semantic'"),
         ({"blend": 2.0}, "blend must lie in"),
+        ({"learn_steps": 0}, "learn_steps must be at least 1; got 0"),
+        ({"learn": "leave_one_out", "kernel_clip": 0.1}, "Leave kernel_clip at 0, got 0.1"),
+        ({"engine": MATRIX_FREE}, r"engine\.rank must not be larger than buffer_size.*41 > 40"),
+        ({"engine": ENSEMBLE}, r"engine\.members must not be more than buffer_size; got 41 > 40"),
+        ({"engine": "low"}, "engine must be one of auto, exact, .*; got 'low'"),
+        ({"engine": EnsembleOptions}, "engine must be one of auto"),
+        ({"engine": "ensemble", "kernel_clip": 0.1}, "kernel_clip .*engine='ensemble'"),
+        (
+            {"engine": "ensemble", "role": "classifier", "exclude_same_index": True},
+            "exclude_same_index needs engine='exact'",
+        ),
     ],
 )
 def test_switches_that_contradict_each_other_are_refused(
     options: dict[str, Any], complaint: str
 ) -> None:
     with pytest.raises(ValueError, match=complaint):
-        GPConfig(**options)
+        GPConfig(buffer_size=40, **options)
+
+
+def test_the_defaults_are_those_of_the_method() -> None:
+    config = GPConfig()
+    assert (config.buffer_size, config.warmup_steps) == (16300, 1024)
+    assert config.noise_std**2 == pytest.approx(0.1)
+    start = {"length_scale": 0.1**0.5, "logit_scale": auto_logit_scale(10)}
+    assert config.starting_scales(10) == start
+    assert (config.role, config.site, config.push) == ("refine", "semantic", "after")
+    assert (config.feature, config.l2norm, config.blend) == ("backbone", True, 1.0)
+    assert (config.class_prior, config.kernel_clip) == ("frequency", 0.0)
 
 
 @pytest.mark.parametrize(
@@ -272,22 +304,3 @@ def test_switches_that_contradict_each_other_are_refused(
 def test_a_gp_that_cannot_be_is_refused_when_it_is_made(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"must|at least"):
         make("gp", **options)
-
-
-def test_the_defaults_are_those_of_the_method() -> None:
-    config = GPConfig()
-    assert config.buffer_size == 16300
-    assert config.noise_std**2 == pytest.approx(0.1)
-    assert (config.length_scale, config.logit_scale) == ("auto", "auto")
-    assert config.starting_scales(10) == {
-        "length_scale": 0.1**0.5,
-        "logit_scale": auto_logit_scale(10),
-    }
-    assert (config.role, config.site, config.blend, config.push) == (
-        "refine",
-        "semantic",
-        1.0,
-        "after",
-    )
-    assert (config.feature, config.l2norm) == ("backbone", True)
-    assert (config.class_prior, config.warmup_steps, config.kernel_clip) == ("frequency", 1024, 0.0)

@@ -1,12 +1,11 @@
-"""Where, when and how much: one battery over the refiners that have a memory (algorithms section
-3.6).
-"""
+"""Where, when and how much: one battery over the refiners with a memory (algorithms section 3.6)."""
 
 from typing import Any
 
 import pytest
 import torch
 
+from semigpc.refiners import NoRefiner
 from tests.refiners.outputs import CLASSES, batch_of, make, points, said, show, unit
 
 with_memory = pytest.mark.parametrize("name", ["similarity", "gp"])
@@ -44,11 +43,8 @@ def test_a_refiner_acts_at_its_site_alone(name: str, site: str, generator: torch
     refiner = make(name, site=site)
     features, labels = points(9, generator)
     show(refiner, features, labels)
-    assert {
-        other
-        for other in ("semantic", "aggregate", "final")
-        if not is_own(answer(refiner, features, other))
-    } == {site}
+    for other in ("semantic", "aggregate", "final"):
+        assert is_own(answer(refiner, features, other)) == (other != site)
 
 
 @with_memory
@@ -84,10 +80,8 @@ def test_lengths_of_features_count_only_if_asked(name: str, generator: torch.Gen
     for l2norm in (True, False):
         refiner = make(name, l2norm=l2norm)
         show(refiner, features, labels)
-        assert (
-            torch.allclose(answer(refiner, queries), answer(refiner, 3 * queries), atol=1e-6)
-            == l2norm
-        )
+        plain, longer = answer(refiner, queries), answer(refiner, 3 * queries)
+        assert torch.allclose(plain, longer, atol=1e-6) == l2norm
 
 
 @with_memory
@@ -112,9 +106,8 @@ def test_answers_come_in_the_type_of_what_they_replace(
     assert not probs.requires_grad
     exact = make(name)
     show(exact, features.bfloat16().float(), labels)
-    torch.testing.assert_close(
-        probs.float(), answer(exact, features.bfloat16().float()), rtol=0, atol=0.01
-    )
+    expected = answer(exact, features.bfloat16().float())
+    torch.testing.assert_close(probs.float(), expected, rtol=0, atol=0.01)
 
 
 @with_memory
@@ -146,3 +139,15 @@ def test_a_placement_that_makes_no_sense_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=complaint):
         make(name, **options)
+
+
+def test_without_a_refiner_everything_comes_back_untouched(generator: torch.Generator) -> None:
+    refiner = NoRefiner()
+    features, labels = points(6, generator)
+    output, probs = said(features), torch.full((6, CLASSES), 1 / CLASSES)
+    assert refiner.classify(output) is output
+    assert refiner.classify(output, labels) is output
+    assert refiner.refine("semantic", output, probs) is probs
+    refiner.observe("before", output, batch_of(features, labels))
+    assert not refiner.observes
+    assert not refiner.state_dict()

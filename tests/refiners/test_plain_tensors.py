@@ -1,6 +1,7 @@
 """``probs`` and ``remember``: SemiGPC for loops that know nothing of our types."""
 
 import math
+from functools import partial
 from typing import Any
 
 import pytest
@@ -8,13 +9,21 @@ import torch
 from torch import Tensor
 
 from semigpc.refiners import GaussianProcessRefiner, GPConfig, auto_logit_scale
-from tests.refiners.outputs import CLASSES, WIDTH, make, paper_scales, points, said, show
+from tests.refiners.outputs import (
+    CLASSES,
+    WIDTH,
+    make,
+    paper_scales,
+    points,
+    said,
+    show,
+    state_of,
+    unchanged,
+)
 
 
 def by_hand(memory: list[tuple[list[float], int]], queries: Tensor, scale: float) -> Tensor:
-    """softmax(lambda k(h, h_Q) (K + sigma^2 I)^-1 y_Q) from the equations, entry by entry, l^2 =
-    sigma^2 = 0.1.
-    """
+    """softmax(lambda k(h, h_Q) (K + sigma^2 I)^-1 y_Q), entry by entry, with l^2 = sigma^2 = 0.1."""
 
     def unit(row: list[float]) -> list[float]:
         length = math.sqrt(sum(value**2 for value in row))
@@ -24,25 +33,18 @@ def by_hand(memory: list[tuple[list[float], int]], queries: Tensor, scale: float
         return math.exp(-sum((u - v) ** 2 for u, v in zip(a, b, strict=True)) / (2 * 0.1))
 
     stored = [unit(row) for row, _ in memory]
-    K = torch.tensor([[kernel(a, b) for b in stored] for a in stored], dtype=torch.float64)
-    K = K + torch.tensor(
-        [[0.1 * (i == j) for j in range(len(stored))] for i in range(len(stored))],
-        dtype=torch.float64,
-    )
-    Y = torch.tensor(
-        [[float(label == c) for c in range(CLASSES)] for _, label in memory], dtype=torch.float64
-    )
-    k = torch.tensor(
-        [[kernel(unit(query), row) for row in stored] for query in queries.tolist()],
-        dtype=torch.float64,
-    )
+    asked = [unit(query) for query in queries.tolist()]
+    table = partial(torch.tensor, dtype=torch.float64)
+    K = table([[kernel(a, b) for b in stored] for a in stored])
+    K = K + 0.1 * torch.eye(len(stored), dtype=torch.float64)
+    Y = table([[float(label == c) for c in range(CLASSES)] for _, label in memory])
+    k = table([[kernel(query, row) for row in stored] for query in asked])
     return torch.softmax(scale * k @ torch.linalg.solve(K, Y), dim=1)
 
 
 def test_three_steps_of_a_plain_loop_follow_the_equations(generator: torch.Generator) -> None:
-    refiner = GaussianProcessRefiner(
-        GPConfig(buffer_size=12, warmup_steps=0, **paper_scales()), WIDTH, CLASSES
-    )
+    config = GPConfig(buffer_size=12, warmup_steps=0, **paper_scales())
+    refiner = GaussianProcessRefiner(config, WIDTH, CLASSES)
     memory: list[tuple[list[float], int]] = []
     for _ in range(3):
         features, labels = points(5, generator)
@@ -52,13 +54,6 @@ def test_three_steps_of_a_plain_loop_follow_the_equations(generator: torch.Gener
         expected = by_hand(memory, queries, auto_logit_scale(CLASSES))
         torch.testing.assert_close(refiner.probs(queries), expected, rtol=0, atol=1e-9)
     assert (len(refiner.buffer), int(refiner.placement.steps)) == (12, 3)
-
-
-def test_while_empty_every_class_is_as_likely(generator: torch.Generator) -> None:
-    refiner = make("gp", warmup_steps=5)
-    torch.testing.assert_close(
-        refiner.probs(points(4, generator)[0].float()), torch.full((4, CLASSES), 1 / CLASSES)
-    )
 
 
 def test_in_the_warm_up_the_loop_keeps_its_own_opinion_and_the_gp_alone_still_answers(
@@ -74,34 +69,22 @@ def test_in_the_warm_up_the_loop_keeps_its_own_opinion_and_the_gp_alone_still_an
     torch.testing.assert_close(refiner.probs(queries, own=own), refiner.probs(queries))
 
 
-def test_the_blend_is_kept(generator: torch.Generator) -> None:
-    refiner = make("gp", blend=0.25)
-    refiner.remember(*points(9, generator))
-    queries, own = points(3, generator)[0].float(), torch.eye(CLASSES)
-    torch.testing.assert_close(
-        refiner.probs(queries, own=own), 0.75 * own + 0.25 * refiner.probs(queries)
-    )
-
-
 @pytest.mark.parametrize(
-    "options", [{}, {"l2norm": False}, {"feature": "projection"}, {"balanced": True}]
+    "options",
+    [{}, {"l2norm": False}, {"feature": "projection"}, {"balanced": True}, {"blend": 0.25}],
 )
 def test_both_ways_in_are_one(options: dict[str, Any], generator: torch.Generator) -> None:
-    """Our algorithms call refine and observe with a network's output; a plain loop calls probs and
-    remember.
-    """
+    """Our algorithms call refine and observe; a plain loop calls probs and remember."""
     ours, plain = make("gp", **options), make("gp", **options)
     own = torch.full((3, CLASSES), 1 / CLASSES)
     for _ in range(3):
         features, labels = points(9, generator)
         show(ours, features, labels)
-        plain.remember(
-            said(features).heads["projection"] if "feature" in options else features,
-            labels,
-            torch.arange(9),
-        )
         queries = points(3, generator)[0]
-        asked = said(queries).heads["projection"] if "feature" in options else queries
+        shown, asked = features, queries
+        if "feature" in options:
+            shown, asked = (said(x).heads["projection"] for x in (features, queries))
+        plain.remember(shown, labels, torch.arange(9))
         assert torch.equal(plain.probs(asked, own=own), ours.refine("semantic", said(queries), own))
     state = plain.state_dict()
     assert all(torch.equal(value, state[name]) for name, value in ours.state_dict().items())
@@ -121,10 +104,8 @@ def test_half_precision_is_taken_and_no_gradient_is_given(generator: torch.Gener
     refiner.remember(features.bfloat16().requires_grad_(), labels)
     answer = refiner.probs(features.bfloat16().requires_grad_())
     assert (answer.dtype, answer.requires_grad) == (torch.float32, False)
-    assert (
-        refiner.probs(features.bfloat16(), own=torch.ones(6, CLASSES, dtype=torch.float16)).dtype
-        == torch.float16
-    )
+    own = torch.ones(6, CLASSES, dtype=torch.float16)
+    assert refiner.probs(features.bfloat16(), own=own).dtype == torch.float16
 
 
 def bad(features: Tensor, row: int = 0) -> Tensor:
@@ -151,11 +132,11 @@ def test_a_batch_that_cannot_be_is_refused_and_changes_nothing(
     refiner = make("gp", balanced=True)
     refiner.remember(*points(8, generator))
     queries = points(4, generator)[0]
-    before = {name: value.clone() for name, value in refiner.state_dict().items()}
+    before = state_of(refiner)
     answer = refiner.probs(queries)
     with pytest.raises((TypeError, ValueError), match=complaint):
         refiner.remember(*change(*points(5, generator)))
-    assert all(torch.equal(value, before[name]) for name, value in refiner.state_dict().items())
+    assert unchanged(refiner, before)
     assert torch.equal(refiner.probs(queries), answer)
 
 

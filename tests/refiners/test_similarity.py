@@ -16,18 +16,15 @@ def test_every_entry_votes_for_its_class(l2norm: bool, generator: torch.Generato
     for _ in range(7):  # 24 slots, 35 entries
         features, labels = points(5, generator)
         show(refiner, features, labels)
-        held = [*held, *zip(unit(features) if l2norm else features, labels.tolist(), strict=True)][
-            -24:
-        ]
+        rows = unit(features) if l2norm else features
+        held = [*held, *zip(rows, labels.tolist(), strict=True)][-24:]
     queries = points(6, generator)[0]
     probs = refiner.probs(said(queries))
     for query, row in zip(unit(queries) if l2norm else queries, probs, strict=True):
         votes = [math.exp(float(query @ feature) / 0.7) for feature, _ in held]
         for c in range(CLASSES):
-            expected = sum(
-                vote for vote, (_, label) in zip(votes, held, strict=True) if label == c
-            ) / sum(votes)
-            assert float(row[c]) == pytest.approx(expected, abs=1e-9)
+            own = sum(vote * (label == c) for vote, (_, label) in zip(votes, held, strict=True))
+            assert float(row[c]) == pytest.approx(own / sum(votes), abs=1e-9)
 
 
 def test_a_larger_class_has_more_votes_and_a_balanced_memory_takes_them_back(
@@ -37,9 +34,8 @@ def test_a_larger_class_has_more_votes_and_a_balanced_memory_takes_them_back(
     nowhere: ModelOutput = said(torch.ones(1, features.shape[1], dtype=torch.float64))
     shares = {}
     for balanced in (False, True):
-        refiner = make(
-            "similarity", balanced=balanced, buffer_size=24 if not balanced else 12, temperature=1e6
-        )
+        size = 12 if balanced else 24
+        refiner = make("similarity", balanced=balanced, buffer_size=size, temperature=1e6)
         show(refiner, features, labels)
         shares[balanced] = refiner.probs(nowhere)[0]
     assert shares[False].tolist() == pytest.approx([16 / 24, 4 / 24, 4 / 24], abs=1e-5)

@@ -15,7 +15,7 @@ from semigpc.refiners import GaussianProcessRefiner, GPConfig, auto_logit_scale
 from semigpc.refiners.gp_config import START_LENGTH, build_engine
 from semigpc.refiners.tuning import LOGIT_SCALES, RECENT_VIEWS
 from semigpc.types import ModelOutput
-from tests.refiners.outputs import ENGINES_OF_24, batch_of, unit
+from tests.refiners.outputs import ENGINES_OF_24, batch_of, state_of, unchanged, unit
 
 WIDTH, SIZE, WARMUP = 8, 24, 3
 EVERY = 50  # steps between two looks, with a buffer of 24
@@ -30,9 +30,7 @@ def build(n_classes: int = 3, **options: Any) -> GaussianProcessRefiner:
 def draw(
     rows: int, generator: torch.Generator, n_classes: int = 3, spread: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """Features (rows, WIDTH) around a random centre for each class, the same centres in every call,
-    and labels.
-    """
+    """Features (rows, WIDTH) around a centre for each class (the same in every call), and labels."""
     centres = torch.randn(n_classes, WIDTH, generator=torch.Generator().manual_seed(5))
     labels = torch.randint(n_classes, (rows,), generator=generator)
     return centres[labels] + spread * torch.randn(rows, WIDTH, generator=generator), labels
@@ -62,13 +60,9 @@ def scales(refiner: GaussianProcessRefiner) -> tuple[float, ...]:
 
 
 def nearest_by_hand(views: Tensor, rows: Tensor) -> float:
-    """sqrt(1.5 median_i min_j |h_i - h_j|^2), pair by pair; of an even number of views the lower of
-    the two in the middle.
-    """
-    nearest = [
-        min(float(np.sum((view - row) ** 2)) for row in rows.double().numpy())
-        for view in views.double().numpy()
-    ]
+    """sqrt(1.5 median_i min_j |h_i - h_j|^2), pair by pair, with the lower median."""
+    here, there = views.double().numpy(), rows.double().numpy()
+    nearest = [min(float(np.sum((view - row) ** 2)) for row in there) for view in here]
     return math.sqrt(1.5 * sorted(nearest)[(len(nearest) - 1) // 2])
 
 
@@ -90,9 +84,7 @@ def test_l_follows_the_distance_to_the_nearest_labelled_row(
     # 12 of 24 slots: rows of zeros in the others must not count
     batches = list(stream(WARMUP, generator))
     steps_of(refiner, batches)
-    assert scales(refiner) == (START_LENGTH, auto_logit_scale(3)), (
-        "not before the warm-up has ended"
-    )
+    assert scales(refiner) == (START_LENGTH, auto_logit_scale(3)), "the warm-up has not ended"
     now = draw(41, generator)[0]
     refiner.probs(now)
     views = torch.cat([now, *(weak for weak, _, _ in batches)])
@@ -132,9 +124,7 @@ def test_four_of_five_views_are_confident(
 
 
 def test_a_share_that_no_scale_reaches_ends_at_the_largest(generator: torch.Generator) -> None:
-    """Two labels for the same image: its classes stay even, and more than a fifth of the views are
-    that image.
-    """
+    """One image with two labels stays undecided, and more than a fifth of the views show it."""
     refiner = build(2, class_prior="none", warmup_steps=1)
     same = torch.ones(1, WIDTH)
     refiner.remember(same.expand(2, -1), torch.tensor([0, 1]))
@@ -222,9 +212,8 @@ def test_a_tuned_refiner_answers_as_one_that_always_had_these_scales(
     # 28 rows through 24 slots, the last of them after the look
     steps_of(refiner, stream(WARMUP + 4, generator))
     length, logit_scale = scales(refiner)
-    fresh = build_engine(
-        GPConfig(buffer_size=SIZE, length_scale=length, engine=ENGINES_OF_24[engine]), WIDTH, 3
-    )
+    config = GPConfig(buffer_size=SIZE, length_scale=length, engine=ENGINES_OF_24[engine])
+    fresh = build_engine(config, WIDTH, 3)
     rows = torch.arange(SIZE)
     fresh.replace(rows, refiner.engine.features, refiner.engine.targets)
     # landmarks at all rows, as they are now
@@ -253,7 +242,7 @@ def test_a_resumed_refiner_goes_on_and_tunes_to_the_same_bits(
     whole, resumed = build(**options), build(**options)
     steps_of(whole, stream(WARMUP + 5, generator))
     whole.rebuild()  # as saving does
-    state = {name: value.clone() for name, value in whole.state_dict().items()}
+    state = state_of(whole)
     resumed.load_state_dict(state)
     assert scales(resumed) == scales(whole)
     tuned = scales(whole)
@@ -262,18 +251,16 @@ def test_a_resumed_refiner_goes_on_and_tunes_to_the_same_bits(
     for ours, theirs in zip(steps_of(whole, batches), steps_of(resumed, batches), strict=True):
         assert torch.equal(ours, theirs)
     assert scales(resumed) == scales(whole) != tuned, "there was another look"
-    assert all(
-        torch.equal(value, resumed.state_dict()[name]) for name, value in whole.state_dict().items()
-    )
+    assert unchanged(resumed, state_of(whole))
 
 
 def test_questions_in_evaluation_mode_tune_nothing(generator: torch.Generator) -> None:
     refiner = build()
     steps_of(refiner, stream(WARMUP, generator))
-    before = {name: value.clone() for name, value in refiner.state_dict().items()}
+    before = state_of(refiner)
     refiner.eval()
     refiner.probs(draw(30, generator)[0])
-    assert all(torch.equal(value, before[name]) for name, value in refiner.state_dict().items())
+    assert unchanged(refiner, before)
     refiner.train()
     refiner.probs(draw(30, generator)[0])
     assert not torch.equal(refiner.state_dict()["tuner.logit_scale"], before["tuner.logit_scale"])
@@ -297,14 +284,11 @@ def test_both_ways_in_tune_alike_and_other_sites_show_nothing(generator: torch.G
     for weak, features, labels in stream(WARMUP + 2, generator):
         own = torch.full((len(weak), 3), 1 / 3)
         asked = ModelOutput(own.log(), weak, {})
-        assert (
-            ours.refine("aggregate", ModelOutput(own.log(), 9 * weak.roll(1, dims=1), {}), own)
-            is own
-        )
+        other = ModelOutput(own.log(), 9 * weak.roll(1, dims=1), {})
+        assert ours.refine("aggregate", other, own) is own
         assert torch.equal(ours.refine("semantic", asked, own), plain.probs(weak, own=own))
-        ours.observe(
-            "after", ModelOutput(torch.zeros(4, 3), features, {}), batch_of(features, labels)
-        )
+        output = ModelOutput(torch.zeros(4, 3), features, {})
+        ours.observe("after", output, batch_of(features, labels))
         plain.remember(features, labels)
     assert scales(ours) == scales(plain) != (START_LENGTH, auto_logit_scale(3))
 
@@ -313,11 +297,11 @@ def test_asking_for_logits_tunes_nothing(generator: torch.Generator) -> None:
     refiner = build(warmup_steps=0)
     features, labels = draw(12, generator)
     refiner.remember(features, labels)
-    before = {name: value.clone() for name, value in refiner.state_dict().items()}
+    before = state_of(refiner)
     output = ModelOutput(features, features, {})
     for ask in (refiner.logits, refiner.classify, refiner.belief):
         ask(output)
-    assert all(torch.equal(value, before[name]) for name, value in refiner.state_dict().items())
+    assert unchanged(refiner, before)
 
 
 def test_a_length_scale_that_the_engine_rejects_is_not_taken(
@@ -339,13 +323,9 @@ def test_a_length_scale_that_the_engine_rejects_is_not_taken(
 def test_casting_the_algorithm_changes_no_scale(generator: torch.Generator) -> None:
     refiner = build()
     steps_of(refiner, stream(WARMUP + 1, generator))
-    before = {name: value.clone() for name, value in refiner.state_dict().items()}
+    before = state_of(refiner)
     refiner.to(torch.float16).double()
-    after = refiner.state_dict()
-    assert all(
-        value.dtype == after[name].dtype and torch.equal(value, after[name])
-        for name, value in before.items()
-    )
+    assert unchanged(refiner, before)
 
 
 def rows_of(refiner: GaussianProcessRefiner) -> tuple[Tensor, Tensor]:
