@@ -23,17 +23,14 @@ class Clouds(NamedTuple):
 
 
 def make_clouds(folder: Path, *, seed: int = 0, copies: int = 4) -> Clouds:
-    """Rows of ``new`` and ``stray`` have no label; the last ``copies`` rows are all the same one,
-    far from all others.
-    """
+    """``new`` and ``stray`` have no label; the last ``copies`` rows are one, far from all others."""
     rng = np.random.default_rng(seed)
     kinds = np.repeat(list(SIZES), list(SIZES.values()))
     centres = dict(zip(SIZES, rng.normal(size=(5, 8)) * 3, strict=True))
     x = np.array([centres[kind] + rng.normal(size=8) for kind in kinds])
     x[kinds == "stray"] = rng.normal(size=(SIZES["stray"], 8)) * 12
-    x = np.concatenate([x, np.repeat(rng.normal(size=(1, 8)) * 4, copies, axis=0)]).astype(
-        np.float32
-    )
+    repeated = np.repeat(rng.normal(size=(1, 8)) * 4, copies, axis=0)
+    x = np.concatenate([x, repeated]).astype(np.float32)
     truth = np.concatenate([kinds, ["copy"] * copies])
     ids = [f"{kind}-{row:03d}" for row, kind in enumerate(truth)]
     given = {
@@ -42,9 +39,8 @@ def make_clouds(folder: Path, *, seed: int = 0, copies: int = 4) -> Clouds:
         for row in np.flatnonzero(truth == kind)[:count]
     }
     folder.mkdir(parents=True, exist_ok=True)
-    parquet.write_table(table_of(x, ids), folder / "data.parquet")
+    data = folder / "data.parquet"
+    parquet.write_table(table_of(x, ids), data)
     labels = write_labels(folder / "labels.csv", given)
-    label_data(
-        LabelSettings(data=folder / "data.parquet", labels=labels, out=folder / "out", report=False)
-    )
+    label_data(LabelSettings(data=data, labels=labels, out=folder / "out", report=False))
     return Clouds(Project.open(folder / "out"), truth)

@@ -71,9 +71,7 @@ def _classes() -> list[str | None]:
 
 
 def _table() -> pyarrow.Table:
-    """Ids, labels as a dictionary, embeddings as lists, and a column of another kind that is in
-    nobody's way.
-    """
+    """Ids, labels as a dictionary, embeddings as lists, and a column that is not read."""
     return pyarrow.table(
         {
             "id": _names(),
@@ -107,11 +105,8 @@ def _parquet(table: pyarrow.Table, **options: Any) -> bytes:
 
 def _arrow(kind: Callable[..., Any], table: pyarrow.Table, compression: str | None = None) -> bytes:
     file = io.BytesIO()
-    with kind(
-        file,
-        table.schema,
-        options=ipc.IpcWriteOptions(compression=compression, unify_dictionaries=True),
-    ) as writer:
+    options = ipc.IpcWriteOptions(compression=compression, unify_dictionaries=True)
+    with kind(file, table.schema, options=options) as writer:
         writer.write_table(table, max_chunksize=40)
     return file.getvalue()
 
@@ -223,9 +218,7 @@ def read(path: Path) -> None:
 
 
 def outcomes(folder: Path) -> Iterator[dict[str, str]]:
-    """What becomes of each file: first that it is begun, then "read", "refused" or the name of an
-    error nobody foresaw.
-    """
+    """Of each file "begun", then "read", "refused" or the name of an unforeseen error."""
     for path in sorted(folder.iterdir()):
         yield {"file": path.name, "outcome": "begun"}
         try:

@@ -1,6 +1,4 @@
-"""Partitions of the usual rows, cut at odd places, with an empty one among them; and how their
-labels are compared.
-"""
+"""Partitions of the usual rows, cut at odd places, one of them empty, and how labels compare."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -26,11 +24,8 @@ def write_partitions(folder: Path, x: NDArray[Any] = X, ids: list[str] = IDS) ->
     folder.mkdir(parents=True, exist_ok=True)
     table = table_of(x, ids)
     for number, (start, stop) in enumerate(pairwise(CUTS)):
-        parquet.write_table(
-            table.slice(start, stop - start),
-            folder / f"part-{number:02d}.parquet",
-            row_group_size=300,
-        )
+        path = folder / f"part-{number:02d}.parquet"
+        parquet.write_table(table.slice(start, stop - start), path, row_group_size=300)
     return folder
 
 
@@ -39,43 +34,33 @@ def partitioned(folder: Path, **changes: Any) -> LabelSettings:
     if not data.exists():
         write_partitions(data)
     labels = write_labels(folder / "labels.csv", LABELS)
-    return replace(
-        LabelSettings(data=data, labels=labels, out=folder / "out", report=False), **changes
-    )
+    plain = LabelSettings(data=data, labels=labels, out=folder / "out", report=False)
+    return replace(plain, **changes)
 
 
 def read_labels(out: Path) -> pyarrow.Table:
-    return pyarrow.concat_tables(
-        [parquet.read_table(part) for part in sorted((out / "labels").glob("*.parquet"))]
-    )
+    parts = sorted((out / "labels").glob("*.parquet"))
+    return pyarrow.concat_tables([parquet.read_table(part) for part in parts])
 
 
 def assert_same_labels(ours: pyarrow.Table, local: pyarrow.Table, project: Project) -> None:
-    """Numbers agree to rounding; labels, statuses and reasons are the same unless rounding could
-    decide them.
-
-    Args:
-        ours: labels to check. local, project: those of the local engine, and its folder.
-    """
+    """Numbers agree to rounding, and all else does unless rounding could decide it."""
     assert ours.schema == local.schema
     assert ours.column("id").equals(local.column("id"))
     for name in ("confidence", "variance"):
-        np.testing.assert_allclose(
-            ours.column(name).to_numpy(), local.column(name).to_numpy(), atol=ROUNDING, rtol=0
-        )
+        found, expected = (table.column(name).to_numpy() for table in (ours, local))
+        np.testing.assert_allclose(found, expected, atol=ROUNDING, rtol=0)
     model = project.model()
     probs = np.sort(model.predict_proba(project.embeddings(np.arange(local.num_rows))), axis=1)
     confidence = local.column("confidence").to_numpy()
-    tied = (probs[:, -1] - probs[:, -2] <= ROUNDING) | (
-        np.abs(confidence - model.threshold_[0]) <= ROUNDING
-    )
+    at_threshold = np.abs(confidence - model.threshold_[0]) <= ROUNDING
+    tied = (probs[:, -1] - probs[:, -2] <= ROUNDING) | at_threshold
     assert tied.sum() < 0.01 * len(tied)  # else little would be compared
     clear = pyarrow.array(~tied)
     for name in ("label", "status"):
         assert ours.column(name).filter(clear).equals(local.column(name).filter(clear)), name
-    for one, other in zip(
-        ours.column("reasons").filter(clear), local.column("reasons").filter(clear), strict=True
-    ):
+    both = (table.column("reasons").filter(clear) for table in (ours, local))
+    for one, other in zip(*both, strict=True):
         weights = [[reason["weight"] for reason in reasons.as_py()] for reasons in (one, other)]
         np.testing.assert_allclose(weights[0], weights[1], atol=ROUNDING, rtol=ROUNDING)
         gaps = np.abs(np.diff(weights[0])) > ROUNDING  # reasons of equal weight may change places

@@ -45,26 +45,22 @@ def write(folder: Path, kind: str, x: NDArray[Any], ids: list[str], *, group: in
         with pyarrow.OSFile(str(path), "wb") as file, ipc.new_stream(file, table.schema) as writer:
             writer.write_table(table, max_chunksize=group - 3)
     elif kind == "csv":
-        csv.write_csv(
-            pyarrow.table({"id": ids, **{f"f{i}": x[:, i] for i in range(x.shape[1])}}), path
-        )
+        columns = {f"f{i}": x[:, i] for i in range(x.shape[1])}
+        csv.write_csv(pyarrow.table({"id": ids, **columns}), path)
     elif kind == "npz":
         np.savez(path, x=x, ids=np.array(ids))
     else:
         path = folder / "shards"
         path.mkdir()
         for number, start in enumerate(range(0, len(ids), 100)):
-            parquet.write_table(
-                table.slice(start, 100), path / f"{number:03d}.parquet", row_group_size=group
-            )
+            shard = path / f"{number:03d}.parquet"
+            parquet.write_table(table.slice(start, 100), shard, row_group_size=group)
     return path
 
 
 def write_labels(path: Path, labels: dict[str, str], id_name: str = "id") -> Path:
-    path.write_text(
-        "\n".join([f"{id_name},label", *(f"{name},{label}" for name, label in labels.items())])
-        + "\n"
-    )
+    lines = [f"{id_name},label", *(f"{name},{label}" for name, label in labels.items())]
+    path.write_text("\n".join(lines) + "\n")
     return path
 
 
@@ -83,12 +79,8 @@ def settings(folder: Path, **changes: Any) -> LabelSettings:
     data = folder / "data.parquet"
     if not data.exists():
         write(folder, "parquet", X, IDS)
-    plain = LabelSettings(
-        data=data,
-        labels=write_labels(folder / "labels.csv", LABELS),
-        out=folder / "out",
-        report=False,
-    )
+    labels = write_labels(folder / "labels.csv", LABELS)
+    plain = LabelSettings(data=data, labels=labels, out=folder / "out", report=False)
     return replace(plain, **changes)
 
 

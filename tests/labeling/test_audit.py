@@ -5,9 +5,10 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
+import pyarrow
 import pytest
 from numpy.random import Generator
 from numpy.typing import NDArray
@@ -25,12 +26,29 @@ from semigpc.labeling.audit import (
     precision,
     read_answers,
 )
-from semigpc.labeling.project import Project
-from tests.labeling.pseudo import CLASSES, pseudo_project
+from semigpc.labeling.project import Project, ProjectSettings
 
+CLASSES = ["heron", "stork", "ibis"]
+SIZES = (600, 150, 12)
 Row = dict[str, str]
 Birds = tuple[Project, NDArray[np.str_]]
 Rates = Callable[[Generator, int], NDArray[np.float64]]
+
+
+def pseudo_project(folder: Path, *, seed: int = 0) -> Birds:
+    """The project and the truth; a label of confidence c is right with the probability c."""
+    rng = np.random.default_rng(seed)
+    labels = np.repeat(CLASSES, SIZES)
+    confidence = rng.uniform(0.8, 1.0, len(labels)).astype(np.float32)
+    others = np.array([rng.choice([name for name in CLASSES if name != label]) for label in labels])
+    truth = np.where(rng.uniform(size=len(labels)) < confidence, labels, others)
+    status = np.array(["pseudo"] * len(labels), dtype=object)
+    status[::10] = "labelled"
+    status[5::50] = "abstained"
+    ids = [f"bird-{row}" for row in range(len(labels))]
+    table = pyarrow.table({"id": ids, "label": labels, "confidence": confidence, "status": status})
+    settings = cast("ProjectSettings", {"id_name": "id", "classes": CLASSES, "bad_rows": []})
+    return Project(folder, settings, table, None), truth
 
 
 @pytest.fixture

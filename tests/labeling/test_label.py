@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -147,9 +146,8 @@ def test_a_stopped_run_goes_on_and_ends_the_same(
     label_data(stopped)
     assert made == [150, 200, 250]
     for name in ("labels.parquet", "labels.csv", "label_studio.json", "label_studio.xml"):
-        assert (tmp_path / "stopped" / name).read_bytes() == (
-            tmp_path / "whole" / name
-        ).read_bytes()
+        expected = (tmp_path / "whole" / name).read_bytes()
+        assert (tmp_path / "stopped" / name).read_bytes() == expected
 
 
 @pytest.mark.slow
@@ -181,9 +179,8 @@ label_data(settings, progress=die)
     assert len(list((tmp_path / "out" / "parts").glob("*.parquet"))) == 4
     label_data(killed)
     label_data(whole)
-    assert (tmp_path / "out" / "labels.parquet").read_bytes() == (
-        tmp_path / "whole" / "labels.parquet"
-    ).read_bytes()
+    expected = (tmp_path / "whole" / "labels.parquet").read_bytes()
+    assert (tmp_path / "out" / "labels.parquet").read_bytes() == expected
 
 
 def test_a_finished_folder_answers_at_once(usual: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,11 +212,8 @@ def test_other_settings_are_refused_unless_overwritten(tmp_path: Path) -> None:
     label_data(settings(tmp_path))
     with pytest.raises(DataError, match=r"seed is 0 there and 3 here\. .*overwrite=True"):
         label_data(settings(tmp_path, seed=3))
-    write_labels(tmp_path / "labels.csv", dict(list(LABELS.items())[:-1]))
-    changed = replace(
-        settings(tmp_path),
-        labels=write_labels(tmp_path / "fewer.csv", dict(list(LABELS.items())[:-1])),
-    )
+    fewer = write_labels(tmp_path / "fewer.csv", dict(list(LABELS.items())[:-1]))
+    changed = settings(tmp_path, labels=fewer)
     with pytest.raises(DataError, match="the labels content has changed since"):
         label_data(changed)
     assert label_data(changed, overwrite=True)["statuses"]["labelled"] == 35
@@ -244,9 +238,8 @@ def test_changed_data_are_noticed(tmp_path: Path) -> None:
 
 def test_the_aim_decides_how_much_is_labelled(usual: Path, tmp_path: Path) -> None:
     all_of_it = label_data(settings(usual, out=tmp_path / "all", target_precision=None))
-    sure = label_data(
-        settings(usual, out=tmp_path / "sure", target_precision=None, abstain=0.999999)
-    )
+    strict = settings(usual, out=tmp_path / "sure", target_precision=None, abstain=0.999999)
+    sure = label_data(strict)
     assert all_of_it["statuses"]["abstained"] == all_of_it["threshold"] == 0
     assert sure["statuses"]["abstained"] > 100
     assert sure["threshold"] == pytest.approx(0.999999)

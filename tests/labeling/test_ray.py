@@ -17,7 +17,7 @@ from pyarrow import parquet
 from semigpc.io.errors import DataError
 from semigpc.labeling import ray as ray_engine
 from semigpc.labeling import scan as scan_module
-from semigpc.labeling.label import label_data
+from semigpc.labeling.label import LabelSettings, label_data
 from semigpc.labeling.project import Project
 from semigpc.labeling.ray import Labelling, label_on_ray
 from tests.cli.calls import refused, semigpc
@@ -32,9 +32,6 @@ from tests.labeling.partitioned import (
 )
 from tests.labeling.samples import labels_of, write_labels
 
-on_ray = pytest.mark.slow  # workers take their time to import what they need
-
-
 pytestmark = pytest.mark.slow  # starting Ray takes seconds
 
 
@@ -46,22 +43,20 @@ def instance() -> Iterator[Any]:
         warnings.simplefilter("ignore")
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_worker_niceness", "0")
-        ray.init(
-            address="local",
-            num_cpus=2,
-            object_store_memory=200 * 2**20,
-            include_dashboard=False,
-            log_to_driver=False,
-        )
+        quiet = {"include_dashboard": False, "log_to_driver": False}
+        ray.init(address="local", num_cpus=2, object_store_memory=200 * 2**20, **quiet)
         yield ray
         ray.shutdown()
 
 
+def call_of(data: Path | str, settings: LabelSettings) -> tuple[Path | str, ...]:
+    labels = settings.labels or ""
+    return ("label", data, "--labels", labels, "--out", settings.out, "--engine", "ray")
+
+
 @pytest.fixture(scope="module")
 def both(instance: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same partitions, labelled locally into ``local`` and on Ray into ``out``; to be left as
-    they are.
-    """
+    """The same partitions, labelled locally into ``local`` and on Ray into ``out``."""
     assert instance.is_initialized()
     folder = tmp_path_factory.mktemp("both")
     settings = partitioned(folder, report=True)
@@ -71,16 +66,14 @@ def both(instance: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@on_ray
 def test_labels_are_those_of_the_local_engine(both: Path) -> None:
-    assert_same_labels(
-        read_labels(both / "out"), labels_of(both / "local"), Project.open(both / "local")
-    )
-    names = [
-        [path.name for path in sorted(folder.iterdir())]
-        for folder in (both / "data", both / "out" / "labels")
-    ]
-    assert names[0] == names[1]
+    local = both / "local"
+    assert_same_labels(read_labels(both / "out"), labels_of(local), Project.open(local))
+    assert names_in(both / "data") == names_in(both / "out" / "labels")
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
 
 
 def timeless(value: Any) -> Any:
@@ -104,7 +97,6 @@ def assert_close(ours: Any, local: Any) -> None:
         assert ours == (pytest.approx(local, abs=ROUNDING) if isinstance(local, float) else local)
 
 
-@on_ray
 def test_the_summary_is_that_of_the_local_engine_and_there_is_a_report(both: Path) -> None:
     ours, local = (
         json.loads((both / name / "summary.json").read_text()) for name in ("out", "local")
@@ -115,21 +107,15 @@ def test_the_summary_is_that_of_the_local_engine_and_there_is_a_report(both: Pat
     assert "<html" in (both / "out" / "report.html").read_text()
 
 
-@on_ray
 def test_a_complete_folder_says_so_and_is_not_opened_as_a_project(both: Path) -> None:
     held = json.loads((both / "out" / "_complete.json").read_text())
     assert (held["rows"], held["partitions"]) == (3000, 5)
-    assert sorted(path.name for path in (both / "out").iterdir()) == [
-        "_complete.json",
-        "labels",
-        "report.html",
-        "summary.json",
-    ]
+    written = ["_complete.json", "labels", "report.html", "summary.json"]
+    assert names_in(both / "out") == written
     with pytest.raises(DataError, match=r"labelled on Ray: its labels are .* partitions"):
         Project.open(both / "out")
 
 
-@on_ray
 def test_a_finished_run_is_answered_from_the_folder_without_ray(
     both: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,7 +125,6 @@ def test_a_finished_run_is_answered_from_the_folder_without_ray(
         label_on_ray(partitioned(both, report=True, seed=3))
 
 
-@on_ray
 def test_a_stopped_run_is_marked_and_goes_on_with_what_is_missing(
     both: Path, tmp_path: Path
 ) -> None:
@@ -160,24 +145,16 @@ def test_a_stopped_run_is_marked_and_goes_on_with_what_is_missing(
     with pytest.raises(DataError, match=r"target precision is 0\.95 there and 0\.9 here"):
         label_on_ray(replace(settings, target_precision=0.9))
 
-    before = {
-        path.name: path.stat().st_mtime_ns
-        for path in (settings.out / "labels").glob("[!.]*.parquet")
-    }
+    made = (settings.out / "labels").glob("[!.]*.parquet")
+    before = {path: path.stat().st_mtime_ns for path in made}
     stages: list[str] = []
     label_on_ray(settings, progress=lambda stage, *_: stages.append(stage))
     assert len(before) >= 2
     assert "reading" not in stages
     assert stages.count("labelling") == 5 - len(before)
-    assert all(
-        (settings.out / "labels" / name).stat().st_mtime_ns == when for name, when in before.items()
-    )
+    assert all(path.stat().st_mtime_ns == when for path, when in before.items())
     assert read_labels(settings.out).equals(read_labels(both / "out"))
-    assert sorted(path.name for path in settings.out.iterdir()) == [
-        "_complete.json",
-        "labels",
-        "summary.json",
-    ]
+    assert names_in(settings.out) == ["_complete.json", "labels", "summary.json"]
 
 
 @dataclass(frozen=True)
@@ -193,7 +170,6 @@ class Dying(Labelling):
 
 
 @pytest.mark.nightly
-@on_ray
 def test_a_killed_worker_costs_its_partition_and_nothing_else(
     both: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,7 +180,6 @@ def test_a_killed_worker_costs_its_partition_and_nothing_else(
     assert (tmp_path / "out" / "_complete.json").exists()
 
 
-@on_ray
 @pytest.mark.usefixtures("instance")
 def test_what_a_worker_refuses_arrives_as_it_was_said_and_nothing_is_written(
     tmp_path: Path,
@@ -224,7 +199,6 @@ def test_what_a_worker_refuses_arrives_as_it_was_said_and_nothing_is_written(
     assert not (tmp_path / "new").exists()
 
 
-@on_ray
 @pytest.mark.usefixtures("instance")
 def test_labels_of_no_row_and_rows_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
     settings = partitioned(tmp_path)
@@ -239,20 +213,10 @@ def test_labels_of_no_row_and_rows_that_are_no_numbers_are_refused(tmp_path: Pat
     assert label_on_ray(replace(settings, skip_bad=True))["statuses"]["abstained"] >= 1
 
 
-@on_ray
 @pytest.mark.usefixtures("instance")
 def test_the_command_labels_partitions_and_replaces_others_when_told(tmp_path: Path) -> None:
     settings = partitioned(tmp_path)
-    words = (
-        "label",
-        settings.data.as_uri(),
-        "--labels",
-        settings.labels or "",
-        "--out",
-        settings.out,
-        "--engine",
-        "ray",
-    )
+    words = call_of(settings.data.as_uri(), settings)
     done = semigpc(*words, "--no-report")
     assert done.exit_code == 0, done.output
     assert "labels/ (5 partitions), summary.json" in done.output
@@ -261,7 +225,6 @@ def test_the_command_labels_partitions_and_replaces_others_when_told(tmp_path: P
     assert json.loads(done.stdout)["settings"]["seed"] == 4
 
 
-@on_ray
 def test_a_sample_that_the_bound_cut_short_is_drawn_again(
     instance: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -281,21 +244,8 @@ def test_without_ray_the_command_says_how_to_get_it(
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     settings = partitioned(tmp_path)
-    call = (
-        "label",
-        settings.data,
-        "--labels",
-        settings.labels or "",
-        "--out",
-        settings.out,
-        "--engine",
-        "ray",
-    )
-    refused(
-        *call,
-        code=1,
-        words="--engine ray needs Ray, which is not installed: pip install 'semigpc[ray]'",
-    )
+    call = call_of(settings.data, settings)
+    refused(*call, code=1, words="needs Ray, which is not installed: pip install 'semigpc[ray]'")
 
 
 def test_options_that_do_not_go_together_are_refused(tmp_path: Path) -> None:

@@ -104,13 +104,8 @@ def test_numbers_of_any_type_become_float32(tmp_path: Path, kind: str) -> None:
 
 
 def test_columns_of_several_types_mix(tmp_path: Path) -> None:
-    columns = {
-        "name": ["a", "b"],
-        "i": [1, 2],
-        "h": np.array([0.5, 1], np.float16),
-        "b": [True, False],
-        "f": [None, 2.5],
-    }
+    half = np.array([0.5, 1], np.float16)
+    columns = {"name": ["a", "b"], "i": [1, 2], "h": half, "b": [True, False], "f": [None, 2.5]}
     parquet.write_table(pyarrow.table(columns), tmp_path / "data.parquet")
     batch = next(open_source(tmp_path / "data.parquet", ColumnOptions(id="name")).batches(10))
     np.testing.assert_array_equal(
@@ -131,12 +126,9 @@ def test_lists_of_any_length_and_missing_ones(tmp_path: Path) -> None:
 
 
 def test_a_list_of_another_length_is_named(tmp_path: Path) -> None:
-    parquet.write_table(
-        pyarrow.table({"embedding": [[1.0, 2.0], [1.0, 2.0], [1.0]]}), tmp_path / "data.parquet"
-    )
-    with pytest.raises(
-        DataError, match=r"row 3 of .*data.parquet has 1 values, and the first has 2"
-    ):
+    table = pyarrow.table({"embedding": [[1.0, 2.0], [1.0, 2.0], [1.0]]})
+    parquet.write_table(table, tmp_path / "data.parquet")
+    with pytest.raises(DataError, match=r"row 3 of .* has 1 values, and the first has 2"):
         list(open_source(tmp_path / "data.parquet").batches(10))
 
 
@@ -163,12 +155,8 @@ def test_numbers_that_are_whole_at_first_may_have_fractions_later(
 
 
 def test_labels_of_arrays_are_read_by_their_usual_names(tmp_path: Path) -> None:
-    np.savez(
-        tmp_path / "data.npz",
-        x=np.eye(3),
-        y=np.array([2, -1, 10]),
-        ids=np.array([b"a", b"b", b"c"]),
-    )
+    ids = np.array([b"a", b"b", b"c"])
+    np.savez(tmp_path / "data.npz", x=np.eye(3), y=np.array([2, -1, 10]), ids=ids)
     batch = next(open_source(tmp_path / "data.npz").batches(10))
     assert (batch.ids, batch.labels) == (["a", "b", "c"], ["2", None, "10"])
 
@@ -186,12 +174,9 @@ def test_shards_are_sorted_by_name_and_rows_are_named_by_their_file(tmp_path: Pa
 def test_shards_must_have_the_same_columns(tmp_path: Path) -> None:
     x, ids, _ = blobs(20)
     parquet.write_table(table_of(x[:10], ids[:10]), tmp_path / "a.parquet")
-    parquet.write_table(
-        pyarrow.table({"id": ids[10:], "embeding": list_column(x[10:])}), tmp_path / "b.parquet"
-    )
-    with pytest.raises(
-        DataError, match=r"b.parquet has no column 'embedding'.* Did you mean 'embeding'"
-    ):
+    misspelt = pyarrow.table({"id": ids[10:], "embeding": list_column(x[10:])})
+    parquet.write_table(misspelt, tmp_path / "b.parquet")
+    with pytest.raises(DataError, match=r"b.parquet has no column 'embedding'.*'embeding'"):
         open_source(tmp_path)
 
 
@@ -232,13 +217,10 @@ def test_parquet_with_damaged_pages_is_told(tmp_path: Path) -> None:
 def test_a_number_that_is_none_is_found_in_csv(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        source_module, "CSV_BLOCK_BYTES", 2**16
-    )  # the type of a column is that of its first block
+    monkeypatch.setattr(source_module, "CSV_BLOCK_BYTES", 2**16)  # types are of the first block
     path = tmp_path / "data.csv"
-    path.write_text(
-        "\n".join(["id,a,b", *[f"{i},{i},0.5" for i in range(10_000)], "last,n.a.,1"]) + "\n"
-    )
+    lines = [f"{i},{i},0.5" for i in range(10_000)]
+    path.write_text("\n".join(["id,a,b", *lines, "last,n.a.,1"]) + "\n")
     with pytest.raises(DataError, match=r"data.csv cannot be read as CSV: .*column 'a'.*n\.a\."):
         list(open_source(path).batches(5000))
 
@@ -253,8 +235,7 @@ def test_arrays_must_be_equally_long_and_not_need_unpickling(tmp_path: Path) -> 
 
 
 def test_a_row_without_an_id_is_named(tmp_path: Path) -> None:
-    parquet.write_table(
-        pyarrow.table({"id": ["a", None], "f": [1.0, 2.0]}), tmp_path / "data.parquet"
-    )
+    table = pyarrow.table({"id": ["a", None], "f": [1.0, 2.0]})
+    parquet.write_table(table, tmp_path / "data.parquet")
     with pytest.raises(DataError, match=r"Column 'id' has no id in row 2 of .*data.parquet"):
         list(open_source(tmp_path / "data.parquet").batches(10))

@@ -99,10 +99,7 @@ def test_bad_rows_that_are_skipped_keep_what_was_given(tmp_path: Path) -> None:
     [
         ({IDS[0]: "ant", IDS[1]: "ant"}, "are 'ant'; at least two classes are needed"),
         ({IDS[0]: "", IDS[1]: "-1"}, "has no labels"),
-        (
-            {IDS[0]: "ant", "nobody": "bee", "no-one": "bee"},
-            r"2 ids that are not in .*: 'nobody', 'no-one'",
-        ),
+        ({IDS[0]: "ant", "nobody": "b", "no-one": "b"}, "2 ids that .* 'nobody', 'no-one'"),
     ],
 )
 def test_labels_that_nothing_can_be_learned_from(
@@ -115,28 +112,21 @@ def test_labels_that_nothing_can_be_learned_from(
 def test_there_must_be_labels_and_ids_need_a_name_of_their_own(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no column 'label'\. .* labels="):
         label_data(settings(tmp_path, labels=None))
-    parquet.write_table(
-        pyarrow.table({"status": IDS, "embedding": list_column(X)}), tmp_path / "data.parquet"
-    )
+    table = pyarrow.table({"status": IDS, "embedding": list_column(X)})
+    parquet.write_table(table, tmp_path / "data.parquet")
     with pytest.raises(DataError, match="Column 'status' cannot hold the ids"):
         label_data(settings(tmp_path, columns=ColumnOptions(id="status")))
+    embedding = ColumnOptions(features="embedding")
     with pytest.raises(DataError, match=r"folder of images does not exist.* images"):
-        label_data(
-            settings(
-                tmp_path, images=tmp_path / "nowhere", columns=ColumnOptions(features="embedding")
-            )
-        )
+        label_data(settings(tmp_path, images=tmp_path / "nowhere", columns=embedding))
 
 
 @pytest.mark.slow
 def test_spaces_around_ids_do_not_count(tmp_path: Path) -> None:
-    """Neither in the data nor in a table of labels, so that the labels that were written can be
-    given back.
-    """
+    """Neither in the data nor in labels: those that were written can be given back."""
     np.savez(tmp_path / "data.npz", x=X, ids=np.array([f" {name} " for name in IDS]))
     first = settings(tmp_path, data=tmp_path / "data.npz")
     label_data(first)
-    again = label_data(
-        replace(first, labels=tmp_path / "out" / "labels.csv", out=tmp_path / "again")
-    )
+    written = tmp_path / "out" / "labels.csv"
+    again = label_data(replace(first, labels=written, out=tmp_path / "again"))
     assert again["statuses"]["labelled"] == len(IDS)
