@@ -78,12 +78,8 @@ def test_a_class_out_of_the_question_has_no_part(generator: torch.Generator) -> 
     open_ = expected_probability(logits, spread[:, :3], classes)
     assert_near(expected_probability(shut, spread, classes), open_, atol=0.01)
     assert expected_probability(shut[:1], spread[:1], torch.tensor([3])).item() == 0
-    assert (
-        expected_probability(
-            logits[:, :1], spread[:, :1], torch.zeros(4, dtype=torch.int64)
-        ).tolist()
-        == [1] * 4
-    )
+    only = torch.zeros(4, dtype=torch.int64)
+    assert expected_probability(logits[:, :1], spread[:, :1], only).tolist() == [1] * 4
     assert expected_probability(logits[:0], spread[:0, :3], classes[:0]).shape == (0,)
 
 

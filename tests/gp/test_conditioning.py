@@ -86,9 +86,7 @@ def test_a_damaged_inverse_is_noticed_and_rebuilt(generator: torch.Generator) ->
 def test_noise_that_is_too_small_is_an_error_that_names_it(generator: torch.Generator) -> None:
     engine = ExactGP(64, 16, 4, noise_std=1e-9)
     draw = clusters(generator, spread=0.0, dtype=torch.float32)
-    with pytest.raises(
-        ValueError, match=r"with noise_std=1e-09 cannot be inverted in float64\. Raise noise_std"
-    ):
+    with pytest.raises(ValueError, match=r"noise_std=1e-09 cannot be inverted.*Raise noise_std"):
         engine.replace(torch.arange(64), *draw(64))
     assert len(engine) == 0
     assert torch.equal(engine.mean(draw(3)[0]), torch.zeros(3, 4))

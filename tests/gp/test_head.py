@@ -117,11 +117,7 @@ def test_no_points_say_nothing() -> None:
 
 
 def test_shapes_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(
-        ValueError, match=r"points \(P, D\) and weights \(P, C\), .*; got \(4, 2\) and \(3, 2\)"
-    ):
+    with pytest.raises(ValueError, match=r"\(P, D\) and weights .*got \(4, 2\) and \(3, 2\)"):
         KernelHead(RBF(), Expansion(torch.ones(4, 2), torch.ones(3, 2)))
-    with pytest.raises(
-        ValueError, match=r"scales must have shape \(2,\), one per class; got \(3,\)"
-    ):
+    with pytest.raises(ValueError, match=r"scales must have shape \(2,\).*; got \(3,\)"):
         KernelHead(RBF(), Expansion(torch.ones(4, 2), torch.ones(4, 2)), scales=torch.ones(3))

@@ -98,9 +98,7 @@ def test_it_is_close_to_the_best_that_any_rank_can_do() -> None:
 
 
 def test_coinciding_landmarks_given_by_hand_are_refused() -> None:
-    with pytest.raises(
-        ValueError, match=r"landmarks must be distinct under .*; one of 2 coincides"
-    ):
+    with pytest.raises(ValueError, match=r"landmarks must be distinct.*one of 2 coincides"):
         LandmarkFeatures(torch.zeros(2, 3), RBF())
 
 

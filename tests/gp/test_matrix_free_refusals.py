@@ -48,17 +48,13 @@ def test_a_refused_call_says_why_and_changes_nothing(case: str, generator: torch
 
 
 def test_what_no_engine_can_be_made_of_is_refused() -> None:
-    with pytest.raises(
-        ValueError, match=r"positive definite kernel: conjugate gradients break down.*got Clipped"
-    ):
+    with pytest.raises(ValueError, match=r"positive definite kernel.*got Clipped"):
         make(10, kernel=Clipped(KERNEL, 0.1))
     for rank in (0, 2.5):
         with pytest.raises(ValueError, match=f"rank must be an integer of at least 1; got {rank}"):
             make(10, rank=rank)
     for tolerance in (0.0, 1.0, math.nan):
-        with pytest.raises(
-            ValueError, match=f"tolerance must lie between 0 and 1; got {tolerance}"
-        ):
+        with pytest.raises(ValueError, match=f"tolerance must .*; got {tolerance}"):
             make(10, tolerance=tolerance)
     with pytest.raises(ValueError, match="noise_std must be a positive"):
         make(10, noise_std=0.0)
@@ -90,11 +86,8 @@ def test_a_tolerance_that_is_not_reached_is_an_error_that_leaves_all_as_it_was(
             torch.equal(tensor, old) for tensor, old in zip(engine.buffers(), before, strict=True)
         )
         assert (engine.kernel, engine.noise_std, len(engine)) == (KERNEL, NOISE_STD, 50)
-        assert (engine.health.residual, engine.health.drift, engine.health.steps) == (
-            residual,
-            drift,
-            1,
-        )
+        health = engine.health
+        assert (health.residual, health.drift, health.steps) == (residual, drift, 1)
     monkeypatch.undo()
     engine.replace(torch.arange(40, 60), *rows)
     assert_within_tolerance(engine)
@@ -159,10 +152,7 @@ def test_a_tolerance_beyond_float32_is_an_error_that_names_the_way_out(
 ) -> None:
     engine = make(200, tolerance=1e-8, dtype=torch.float32, kernel=RBF(length_scale=1.0))
     draw = clusters(generator, dtype=torch.float32)
-    with pytest.raises(
-        NotConvergedError,
-        match=r"tolerance=1e-08 is smaller than torch\.float32.*use dtype=torch\.float64",
-    ):
+    with pytest.raises(NotConvergedError, match=r"tolerance=1e-08 .*use dtype=torch\.float64"):
         engine.replace(torch.arange(200), *draw(200))
     assert len(engine) == 0
 
@@ -173,14 +163,11 @@ def test_a_tolerance_beyond_float32_is_an_error_that_names_the_way_out(
 def test_noise_that_is_lost_in_rounding_is_one_error_whose_advice_helps(
     noise_std: float, size: int, generator: torch.Generator
 ) -> None:
-    """Rows that coincide, of several classes: which step fails depends on the noise, the size and
-    the processor's rounding.
-    """
+    """Rows coincide, of several classes: which step fails depends on noise, size and rounding."""
     engine, (features, targets) = make(size, noise_std=noise_std), clusters(generator)(size)
     rows = (torch.arange(size), features[:1].repeat(size, 1), targets)
-    with pytest.raises(
-        NotConvergedError, match=rf"^noise_std={noise_std:g} is lost in rounding.*Raise noise_std"
-    ) as raised:
+    message = rf"^noise_std={noise_std:g} is lost in rounding.*Raise noise_std"
+    with pytest.raises(NotConvergedError, match=message) as raised:
         engine.replace(*rows)
     assert len(engine) == 0
     assert not engine.alpha.any()

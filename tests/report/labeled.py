@@ -31,24 +31,10 @@ def make_facts(
     labelled_share = 0.838 if unlabeled else 1.0
     pseudo = np.floor(unlabeled * labelled_share * believed * rng.uniform(0.9, 1.0, n)).astype(int)
     outlier = int(0.012 * unlabeled)
-    suspects = [
-        {
-            "id": f"birds/{names[c % n]}/IMG_{c:04d}.jpg",
-            "given": names[c % n],
-            "believed": names[(c + 3) % n],
-            "p_given": 0.02 + 0.02 * c,
-            "p_believed": 0.97 - 0.03 * c,
-            "variance": 0.2 + 0.01 * c,
-        }
-        for c in range(9)
-    ]
+    suspects = [_suspect(number, names) for number in range(9)]
+    far = {"confidence": 0.31, "variance": 0.99}
     lost = [
-        {
-            "id": f"scans/page_{i}.png",
-            "label": names[i % n],
-            "confidence": 0.31,
-            "variance": 0.99 - 0.001 * i,
-        }
+        {"id": f"scans/page_{i}.png", "label": names[i % n], **far}
         for i in range(min(100, outlier))
     ]
     facts: dict[str, Any] = {
@@ -89,6 +75,23 @@ def make_facts(
     return facts | changes
 
 
+def _suspect(number: int, names: list[str]) -> dict[str, Any]:
+    given, believed = (names[(number + step) % len(names)] for step in (0, 3))
+    return {
+        "id": f"birds/{given}/IMG_{number:04d}.jpg",
+        "given": given,
+        "believed": believed,
+        "p_given": 0.02 + 0.02 * number,
+        "p_believed": 0.97 - 0.03 * number,
+        "variance": 0.2 + 0.01 * number,
+    }
+
+
+def _accepted(threshold: float, coverage: float, *interval: float) -> dict[str, float]:
+    keys = ("threshold", "coverage", "precision", "low", "high")
+    return dict(zip(keys, map(float, (threshold, coverage, *interval)), strict=True))
+
+
 def make_evidence(names: list[str], given: Any, rng: np.random.Generator) -> dict[str, Any]:
     """What cross-validation might have found for classes with so many labels (C,)."""
     recall = np.clip(rng.normal(0.9, 0.07, len(names)) - 0.25 * (given < 8), 0.1, 1)
@@ -105,18 +108,13 @@ def make_evidence(names: list[str], given: Any, rng: np.random.Generator) -> dic
     right = 0.86 + 0.13 * at**1.5
     half = 0.012 / np.sqrt(coverage)
     curve = [
-        {
-            "threshold": float(t),
-            "coverage": float(c),
-            "precision": float(p),
-            "low": float(p - 2 * h),
-            "high": float(min(1, p + h)),
-        }
+        _accepted(t, c, p, p - 2 * h, min(1, p + h))
         for t, c, p, h in zip(at, coverage, right, half, strict=True)
     ]
     edges = np.linspace(0, 1, 11)
     middles = (edges[1:] + edges[:-1]) / 2
     balanced = float(np.mean(recall[measured])) if measured.any() else 0.5
+    near = {"low": balanced - 0.03, "high": balanced + 0.02}
     confusions = [
         {
             "true": names[c],
@@ -138,21 +136,10 @@ def make_evidence(names: list[str], given: Any, rng: np.random.Generator) -> dic
         "weighted": True,
         "seconds": 12.0,
         "accuracy": {"value": 0.9, "low": 0.87, "high": 0.92, "std": 0.02},
-        "balanced_accuracy": {
-            "value": balanced,
-            "low": balanced - 0.03,
-            "high": balanced + 0.02,
-            "std": 0.03,
-        },
+        "balanced_accuracy": near | {"value": balanced, "std": 0.03},
         "per_class": rows,
         "curve": curve,
-        "chosen": {
-            "threshold": 0.62,
-            "coverage": 0.882,
-            "precision": 0.9234,
-            "low": 0.8995,
-            "high": 0.9412,
-        },
+        "chosen": _accepted(0.62, 0.882, 0.9234, 0.8995, 0.9412),
         "reliability": {
             "edges": edges.tolist(),
             "accuracy": np.clip(middles + rng.normal(0, 0.04, 10), 0, 1).tolist(),

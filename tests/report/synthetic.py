@@ -246,14 +246,9 @@ def write_comparison(
                 algorithm=algorithm,
                 refiner=refiner,
             )
-            runs.append(
-                {
-                    "seed": seed,
-                    "folder": where,
-                    "result": made["results"]["last"],
-                    "seconds": 170.0 + seed,
-                }
-            )
+            result = made["results"]["last"]
+            seconds = 170.0 + seed
+            runs.append({"seed": seed, "folder": where, "result": result, "seconds": seconds})
         results = [{**run["result"], **run["result"]["groups"]} for run in runs]
         keys = ("balanced_accuracy", "top1", "many", "medium", "few", "macro_f1", "ece")
         columns = {key: np.array([result[key] for result in results], dtype=float) for key in keys}

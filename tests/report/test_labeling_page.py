@@ -1,6 +1,4 @@
-"""The page of a labelled data set says what the facts say, needs nothing else, and does without
-what is not known.
-"""
+"""The page of a labelled data set: what the facts say, alone, and without what is not known."""
 
 import re
 from itertools import pairwise

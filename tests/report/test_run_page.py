@@ -1,6 +1,4 @@
-"""The page of a run says what the folder says, needs nothing else, and is made from whatever a run
-has left.
-"""
+"""The page of a run: what the folder says, alone, and made from whatever a run has left."""
 
 import json
 import re

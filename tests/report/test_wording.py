@@ -84,11 +84,8 @@ def test_nested_settings_become_dotted_keys() -> None:
 def test_nouns_follow_their_number() -> None:
     for noun, one in (("images", "image"), ("classes", "class"), ("given labels", "given label")):
         assert counted(1, noun) == f"1 {one}"
-    assert [counted(number, "rows") for number in (0, 2, 1234)] == [
-        "0 rows",
-        "2 rows",
-        "1,234 rows",
-    ]
+    several = [counted(number, "rows") for number in (0, 2, 1234)]
+    assert several == ["0 rows", "2 rows", "1,234 rows"]
 
 
 def test_ticks_are_written_as_they_stand() -> None:

@@ -25,12 +25,9 @@ LOADED = ("app.js", "page.css", "cards.css", "dialogs.css", "icons.svg", "icon.s
 
 @pytest.fixture
 def client(session: Session) -> Iterator[Any]:
-    options = {
-        "base_url": f"{HOST}/{TOKEN}/",
-        "follow_redirects": False,
-        "raise_server_exceptions": False,
-    }
-    with starlette.TestClient(make_app(session, TOKEN), **options) as client:
+    options = {"follow_redirects": False, "raise_server_exceptions": False}
+    address = f"{HOST}/{TOKEN}/"
+    with starlette.TestClient(make_app(session, TOKEN), base_url=address, **options) as client:
         yield client
 
 

@@ -548,13 +548,9 @@ def test_the_labels_can_be_given_to_the_next_round(
     session: Session, out: Path, answered: tuple[int, int, int]
 ) -> None:
     session.export()
-    settings = LabelSettings(
-        data=out.parent / "data.parquet",
-        labels=out / "reviewed_labels.csv",
-        out=out.parent / "again",
-        report=False,
-    )
-    label_data(settings)
+    data, again = out.parent / "data.parquet", out.parent / "again"
+    labels = out / "reviewed_labels.csv"
+    label_data(LabelSettings(data=data, labels=labels, out=again, report=False))
     accepted, corrected, _ = answered
     added = {accepted: session.model.label(accepted), corrected: ODD_CLASS}
-    assert Project.open(out.parent / "again").given == session.project.given | added
+    assert Project.open(again).given == session.project.given | added
