@@ -83,13 +83,8 @@ def test_a_large_jpeg_is_decoded_at_half_of_its_size_and_views_stay_near(tmp_pat
     image_set = ImageSet(pool, np.zeros(1, int), ["a"])
     whole, square = augment.square(pool[0]).astype(int), augment.fetch(image_set, np.array([0]))[0]
     assert 0 < np.abs(whole - square).mean() < 3  # of 255
-    assert (
-        np.abs(
-            augment.evaluation_pixels(pool[0])
-            - augment.plain(image_set, np.array([0]))[0].numpy().astype(int)
-        ).mean()
-        < 3
-    )
+    plain = augment.plain(image_set, np.array([0]))[0].numpy().astype(int)
+    assert np.abs(augment.evaluation_pixels(pool[0]) - plain).mean() < 3
 
 
 def pixels_of(number: int) -> Pixels:

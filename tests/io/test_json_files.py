@@ -1,6 +1,4 @@
-"""Whatever is in a file's place, the answer is its content or an error with file, key, value and
-remedy.
-"""
+"""Reading JSON returns the content, or an error with file, key, value and remedy."""
 
 import os
 from pathlib import Path
@@ -79,9 +77,8 @@ def test_what_is_wrong_is_named(tmp_path: Path, old: str, new: str, words: str) 
     path = tmp_path / "own.json"
     assert old in GOOD
     path.write_text(GOOD.replace(old, new, 1))
-    with pytest.raises(
-        OwnError, match=rf"^{path} cannot be (used|read): {words}.*\. Write it again\.$"
-    ) as caught:
+    message = rf"^{path} cannot be (used|read): {words}.*\. Write it again\.$"
+    with pytest.raises(OwnError, match=message) as caught:
         read(path)
     assert len(str(caught.value)) < len(str(path)) + 250
 

@@ -1,6 +1,4 @@
-"""What comes from outside as a path: pipes, sockets and devices are never opened, links do not lead
-out, names are UTF-8.
-"""
+"""Paths from outside: pipes and devices are never opened, links stay inside, names are UTF-8."""
 
 import os
 import socket

@@ -66,23 +66,14 @@ def test_dictionary_columns_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (
-            "file,label\na.jpg,cat\n",
-            "must have the columns file_name and label; it has 'file', 'label', not 'file_name'",
-        ),
+        ("file,label\na.jpg,cat\n", "it has 'file', 'label', not 'file_name'"),
         ("file_name;label\na.jpg;cat\n", "separate them by commas"),
         ("", "it has none"),
         ("file_name,label\n", "lists no images"),
-        (
-            "file_name,label\na.jpg,cat\na.jpg,dog\nb.jpg,x\n",
-            "for 1 of its images: a.jpg has cat and dog. Keep one row",
-        ),
+        ("file_name,label\na.jpg,cat\na.jpg,dog\nb.jpg,x\n", "1 .*a.jpg has cat and dog"),
         ("file_name,label\na.jpg,cat\na.jpg,\n", "cat and no label"),
         ("file_name,label\na.jpg,cat\n,dog\n", "Row 2 of .* has no file_name"),
-        (
-            "file_name,label\n/data/a.jpg,cat\n",
-            "absolute path /data/a.jpg; a file_name must be relative",
-        ),
+        ("file_name,label\n/data/a.jpg,cat\n", "/data/a.jpg; a file_name must be relative"),
         ("file_name,label\n../a.jpg,cat\n", "leads out of the root"),
     ],
 )

@@ -32,10 +32,6 @@ def test_answers_with_logits_features_and_heads(generator: torch.Generator) -> N
     }
 
 
-def test_without_heads_there_are_none() -> None:
-    assert Classifier(SmallCNN(8), 7)(torch.zeros(2, 3, 8, 8)).heads == {}
-
-
 def test_projections_are_unit_vectors_of_a_two_layer_network(generator: torch.Generator) -> None:
     head = Classifier(SmallCNN(8), 7, HEADS).heads["projection"]
     features = torch.randn(9, 32, generator=generator)
@@ -110,11 +106,8 @@ def test_layer_wise_rates_are_the_recipes(
         for parameter, layer in model.layer_ids().items()
     }
     assert rates["backbone.patch_embed.proj.weight"] == pytest.approx(stem, rel=2e-3)
-    assert (
-        rates["backbone.blocks.11.mlp.fc1.weight"]
-        == rates["backbone.norm.weight"]
-        == pytest.approx(last_block)
-    )
+    for parameter in ("blocks.11.mlp.fc1.weight", "norm.weight"):
+        assert rates[f"backbone.{parameter}"] == pytest.approx(last_block)
     assert rates["classifier.weight"] == rates["heads.projection.hidden.weight"] == base
 
 
@@ -130,12 +123,8 @@ def test_layers_of_convolutional_networks_go_from_stem_to_heads() -> None:
 def test_layers_of_other_timm_models_are_timms() -> None:
     ids = build_model(ModelConfig(name="resnet18"), 7).layer_ids()
     assert ids["backbone.conv1.weight"] == 0
-    assert (
-        0
-        < ids["backbone.layer1.0.conv1.weight"]
-        < ids["backbone.layer4.1.conv2.weight"]
-        < ids["classifier.weight"]
-    )
+    first, last = (ids[f"backbone.layer{name}.weight"] for name in ("1.0.conv1", "4.1.conv2"))
+    assert 0 < first < last < ids["classifier.weight"]
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -143,9 +132,8 @@ def test_weight_decay_spares_vectors_positions_and_class_token_alone(name: str) 
     model = built(name)
     spared = model.no_weight_decay()
     for parameter, values in model.named_parameters():
-        assert (parameter in spared) == (
-            values.ndim == 1 or parameter in ("backbone.pos_embed", "backbone.cls_token")
-        )
+        token = parameter in ("backbone.pos_embed", "backbone.cls_token")
+        assert (parameter in spared) == (values.ndim == 1 or token)
     assert ("backbone.pos_embed" in spared) == (name in VITS)
 
 

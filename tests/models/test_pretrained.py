@@ -21,15 +21,8 @@ Weights = dict[str, Tensor]
 
 
 def tiny_vit(*, patch_size: int = 2, image_size: int = 8, **settings: Any) -> nn.Module:
-    vit: nn.Module = VisionTransformer(
-        img_size=image_size,
-        patch_size=patch_size,
-        embed_dim=12,
-        depth=2,
-        num_heads=3,
-        num_classes=0,
-        **settings,
-    )
+    settings |= {"img_size": image_size, "patch_size": patch_size, "num_classes": 0}
+    vit: nn.Module = VisionTransformer(embed_dim=12, depth=2, num_heads=3, **settings)
     return vit
 
 
@@ -66,17 +59,12 @@ def msn_file(weights: Weights) -> dict[str, object]:
         "state": {0: {"step": 1, "exp_avg": torch.ones(2)}},
         "param_groups": [{"lr": 1e-3, "betas": (0.9, 0.999)}],
     }
-    networks = {
+    rest = {"opt": optimizer, "epoch": 800, "loss": 1.5, "scaler": None}
+    return {
         "encoder": prefixed({**online, **tops}),
         "target_encoder": prefixed({**weights, **tops}),
-    }
-    return {
-        **networks,
         "prototypes": torch.ones(4, 3),
-        "opt": optimizer,
-        "epoch": 800,
-        "loss": 1.5,
-        "scaler": None,
+        **rest,
     }
 
 
@@ -207,19 +195,14 @@ def test_positions_are_resized_bicubically_and_the_class_token_kept(image_size: 
 
 
 def test_resizing_keeps_a_smooth_field_in_place() -> None:
-    """Positions that are their own coordinates stay so on a finer grid, to the 0.05 by which this
-    cubic bends a line.
-    """
+    """Positions that are their own coordinates stay so on a finer grid, to 0.05."""
     rows, columns = torch.meshgrid(torch.arange(8.0), torch.arange(8.0), indexing="ij")
     coordinates = torch.stack([rows, columns], dim=-1).reshape(1, 64, 2)
-    fine = resize_positions(torch.cat([torch.zeros(1, 1, 2), coordinates], dim=1), 257)[
-        :, 1:
-    ].reshape(16, 16, 2)
-    expected = (torch.arange(16.0) + 0.5) / 2 - 0.5
-    torch.testing.assert_close(
-        fine[4:12, 4:12, 0], expected[4:12, None].expand(8, 8), atol=0.05, rtol=0
-    )
-    torch.testing.assert_close(fine[4:12, 4:12, 1], expected[4:12].expand(8, 8), atol=0.05, rtol=0)
+    coarse = torch.cat([torch.zeros(1, 1, 2), coordinates], dim=1)
+    fine = resize_positions(coarse, 257)[:, 1:].reshape(16, 16, 2)[4:12, 4:12]
+    line = ((torch.arange(16.0) + 0.5) / 2 - 0.5)[4:12]
+    expected = torch.stack(torch.meshgrid(line, line, indexing="ij"), dim=-1)
+    torch.testing.assert_close(fine, expected, atol=0.05, rtol=0)
 
 
 def test_a_grid_that_is_not_square_is_refused() -> None:
@@ -264,10 +247,8 @@ def test_code_in_a_file_is_refused_and_never_run(kind: str, tmp_path: Path) -> N
 
 
 def test_harmless_objects_beside_the_weights_are_named_too(tmp_path: Path) -> None:
-    torch.save(
-        {"target_encoder": random_weights(tiny_vit(), 1), "opt": math.fsum},
-        tmp_path / "msn.pth.tar",
-    )
+    contents = {"target_encoder": random_weights(tiny_vit(), 1), "opt": math.fsum}
+    torch.save(contents, tmp_path / "msn.pth.tar")
     with pytest.raises(ValueError, match=r"also holds math\.fsum.*for MSN \{'target_encoder'"):
         load_weights(tiny_vit(), tmp_path / "msn.pth.tar")
 
