@@ -16,8 +16,8 @@ from torch import Tensor
 from semigpc.io.errors import DivergedError
 from semigpc.training import Experiment, train
 from semigpc.training.experiment import Precision, TrainConfig
-from semigpc.training.loop import Run, take_step
-from semigpc.training.processes import Interrupt, Stopped
+from semigpc.training.loop import Interrupt, Run, take_step
+from semigpc.training.processes import Stopped
 from semigpc.training.run_folder import RunFolder, read_checkpoint
 from semigpc.training.run_log import Listener
 from semigpc.training.state import DataCache, Trainer

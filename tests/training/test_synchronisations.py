@@ -13,8 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from semigpc.addons import ADDONS
 from semigpc.algorithms import ALGORITHMS
-from semigpc.training.loop import Run, take_step
-from semigpc.training.processes import Interrupt
+from semigpc.training.loop import Interrupt, Run, take_step
 from semigpc.training.run_folder import RunFolder
 from semigpc.training.run_log import Listener, RunLog
 from semigpc.training.state import DataCache, build_fabric

@@ -271,8 +271,7 @@ def _read_table(folder: Path, settings: ProjectSettings) -> pyarrow.Table:
 
 def fitted_values(model: SemiGPClassifier) -> dict[str, float | list[float]]:
     """Return what ``fit`` decided and no parameter sets, as JSON holds it."""
-    values = {name: np.asarray(getattr(model, f"{name}_"), dtype=np.float64) for name in FITTED}
-    return {name: value.tolist() for name, value in values.items()}
+    return {name: np.asarray(getattr(model, f"{name}_"), np.float64).tolist() for name in FITTED}
 
 
 def read_settings(folder: Path) -> ProjectSettings:

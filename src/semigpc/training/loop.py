@@ -5,12 +5,15 @@ with the labels that the one before it gave to unlabelled images.
 """
 
 import math
+import signal
+import threading
 import time
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from types import FrameType, TracebackType
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -27,7 +30,6 @@ from semigpc.training.evaluate import evaluate_run, fill_rings, survey
 from semigpc.training.experiment import Experiment, TrainConfig
 from semigpc.training.optim import set_rate, update_average
 from semigpc.training.processes import (
-    Interrupt,
     Stopped,
     check_same_everywhere,
     sum_gradients,
@@ -114,6 +116,37 @@ def train(
                     return run.train(started=begun)
                 finally:
                     run.current.loader.close()
+
+
+class Interrupt:
+    """While entered, the first Ctrl-C (or SIGTERM) sets ``requested``; a second one acts as it
+    always does.
+
+    Outside the main thread, where Python handles no signals, ``requested`` stays False.
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._handlers: dict[int, Any] = {}
+
+    def __enter__(self) -> "Interrupt":
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._handlers[number] = signal.signal(number, self._request)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+
+    def _request(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        self.requested = True
+        signal.signal(number, self._handlers[number])
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Several processes that train together: start and join them, share each batch, stop on Ctrl-C.
+"""Several processes that train together: start and join them, share each batch.
 
 Lightning Fabric starts and watches the processes of one machine; torchrun, or a
 batch system that sets the same variables, starts those of any number of machines. Every process
@@ -9,14 +9,12 @@ import logging
 import os
 import signal
 import subprocess
-import threading
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
-from types import FrameType, TracebackType
 from typing import Any
 
 import torch
@@ -240,37 +238,6 @@ def check_same_everywhere(experiment: Experiment, splits: Splits, fabric: Fabric
                 f"rank {rank} was started differently from rank 0: {'; '.join(named)}{more}. Use "
                 "the same command, data and installation on all machines."
             )
-
-
-class Interrupt:
-    """While entered, the first Ctrl-C (or SIGTERM) sets ``requested``; a second one acts as it
-    always does.
-
-    Outside the main thread, where Python handles no signals, ``requested`` stays False.
-    """
-
-    def __init__(self) -> None:
-        self.requested = False
-        self._handlers: dict[int, Any] = {}
-
-    def __enter__(self) -> "Interrupt":
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._handlers[number] = signal.signal(number, self._request)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
-
-    def _request(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        self.requested = True
-        signal.signal(number, self._handlers[number])
 
 
 # One batch over all processes ---------------------------------------------------------------------
