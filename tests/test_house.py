@@ -17,7 +17,10 @@ PACKAGE = Path(__file__).parents[1] / "src" / "semigpc"
 MOST_LINES = 50
 FLAG = re.compile(r"(?<![\w(-])--[a-z]")  # an option of the CLI, not a variable of CSS
 # Objects of other packages, or of the user, that may lack an attribute.
-OUTSIDE = ("error", "multiprocessing.current_process()", "fabric.strategy.launcher", "backbone")
+OUTSIDE = {
+    *("error", "multiprocessing.current_process()", "fabric.strategy.launcher", "backbone"),
+    *("images", "image_set.images", "build"),  # any sequence of images; a functools.partial
+}
 
 Place = tuple[str, int, str]  # file, line, source
 
@@ -112,11 +115,11 @@ def flags_in_the_library() -> Iterator[Place]:
     ("rule", "ceiling"),
     [
         (untyped_records, 40),
-        (attributes_that_may_be_missing, 4),
+        (attributes_that_may_be_missing, 0),
         (packed_assignments, 0),
         (algorithms_told_apart, 0),
         (long_functions, 16),
-        (flags_in_the_library, 5),
+        (flags_in_the_library, 5),  # of USB, and in the command that a comparison records
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
@@ -131,4 +134,4 @@ def test_the_package_has_few_rooms() -> None:
     files = [path.name for path in PACKAGE.glob("*.py")]
     assert len(rooms) <= 16, rooms
     assert len(files) <= 5, files
-    assert len(trees()) <= 164
+    assert len(trees()) <= 155
