@@ -48,7 +48,7 @@ def test_subsets_keep_to_the_pool() -> None:
 
 
 def test_sets_that_do_not_fit_together_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"equally many; got \(10, 1, 1\)"):
+    with pytest.raises(ValueError, match=r"same length; got \(10, 1, 1\)"):
         ImageSet(POOL, np.array([0]), ["a"])
     with pytest.raises(ValueError, match=r"lie in \[0, 10\).*got 0..10"):
         ImageSet(POOL, np.array([0, 0]), ["a", "b"], np.array([0, 10]))

@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, Any, Literal, get_args
 
 import typer
@@ -120,7 +121,9 @@ def _models() -> dict[str, str]:
     from semigpc.models import MODELS
     from semigpc.models.backbones import VITS
 
-    lines = {name: _first_line(getattr(build, "func", build)) for name, build in MODELS.items()}
+    lines = {}
+    for name, build in MODELS.items():
+        lines[name] = _first_line(build.func if isinstance(build, partial) else build)
     for name, vit in VITS.items():
         shape = f"patches of {vit.patch_size}, width {vit.width}, {vit.depth} blocks"
         size = f"{vit.image_size} x {vit.image_size}"

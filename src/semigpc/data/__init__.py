@@ -9,7 +9,7 @@ from semigpc.data import arrays, cifar, digits, folder, mnist
 from semigpc.data.arrays import ArraysConfig, splits_from_arrays
 from semigpc.data.augment import Augment, AugmentConfig, ViewSource
 from semigpc.data.cifar import CifarConfig
-from semigpc.data.dataset import Images, ImageSet, Splits
+from semigpc.data.dataset import ImageSet, Splits
 from semigpc.data.digits import DigitsConfig
 from semigpc.data.feature_views import (
     CachedFeatures,
@@ -27,6 +27,7 @@ from semigpc.data.splits import (
     long_tail_counts,
     long_tail_split,
 )
+from semigpc.io.images import Images
 
 
 class DatasetEntry(NamedTuple):

@@ -155,7 +155,7 @@ class Augment:
         """Keep squares, or plain views, in a :class:`PixelFile` of the set, if its images have to
         be decoded.
         """
-        limit = getattr(image_set.images, "cache_bytes", 0)
+        limit = image_set.images.cache_bytes
         if limit and self._key(plain) not in image_set.kept:
             image_set.kept[self._key(plain)] = PixelFile(len(image_set), self._side(plain), limit)
 

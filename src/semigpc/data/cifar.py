@@ -18,12 +18,12 @@ from typing import Literal, NamedTuple
 import numpy as np
 from PIL import Image
 
-from semigpc.data.dataset import Images, ImageSet, Splits
+from semigpc.data.dataset import ImageSet, Splits
 from semigpc.data.folder import class_folders
 from semigpc.data.splits import SplitConfig, long_tail_split, put_aside
 from semigpc.io.atomic import replacing
 from semigpc.io.errors import DataError
-from semigpc.io.images import FileImages, Pixels, ZipImages, to_image, zipped_images
+from semigpc.io.images import FileImages, Images, Pixels, ZipImages, to_image, zipped_images
 from semigpc.io.text import listed, ordered
 
 PARTS = ("train", "test")
@@ -335,7 +335,7 @@ def _copy(place: Path, images: Images, names: Sequence[str], n_classes: int) -> 
     return ImageSet(images, labels, names), training, class_names
 
 
-class RecordImages:
+class RecordImages(Images):
     """Images in binary files of equally long records, mapped into memory, so that processes share
     them.
 

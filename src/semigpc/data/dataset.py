@@ -4,37 +4,30 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
 from semigpc.io.errors import DataError
+from semigpc.io.images import Images
 from semigpc.io.text import listed
 
 Integers = NDArray[np.int64]
 
 
-class Images(Protocol):
-    """Images by position, as RGB."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, position: int, /) -> Image.Image: ...
-
-
 class ImageSet:
     """Images with their labels and names.
 
-    ``images`` is the whole pool, which all sets that are cut from it share; ``positions`` are the
-    images of it that belong to this set. Image i of the set, ``self[i]``, is
-    ``images[positions[i]]``. ``kept`` holds what view sources keep of its images, by what made it.
+    ``images`` is the whole pool, shared by all sets that are cut from it; ``positions`` are the
+    positions in it of this set's images: ``self[i]`` is ``images[positions[i]]``. View sources
+    store prepared images in ``kept``, each under a key of its own.
 
     Args:
         images: the pool, P images.
         labels: (n,) integers, -1 where the class is not known.
-        names: (n,) such as paths below the root of the data; never paths of this machine alone.
+        names: (n,) such as paths relative to the root of the data, the same on every machine.
         positions: (n,) in [0, P): all of the pool, in order, if left out. They identify an image
             throughout a run.
     """
@@ -54,13 +47,11 @@ class ImageSet:
         self.kept: dict[str, Any] = {}
         lengths = len(self.positions), len(self.labels), len(self.names)
         if len(set(lengths)) > 1:
-            raise ValueError(f"images, labels and names must be equally many; got {lengths}.")
+            raise ValueError(f"images, labels and names must have the same length; got {lengths}.")
         if len(self) and not 0 <= self.positions.min() <= self.positions.max() < len(images):
-            low = self.positions.min()
-            high = self.positions.max()
             raise ValueError(
                 f"positions must lie in [0, {len(images)}), the size of the pool; got "
-                f"{low}..{high}."
+                f"{self.positions.min()}..{self.positions.max()}."
             )
 
     def __len__(self) -> int:
@@ -71,9 +62,8 @@ class ImageSet:
         return self.images[int(self.positions[index])]
 
     def read(self, index: int, at_least: int) -> Image.Image:
-        """Return the same image, or a smaller one of this many pixels a side if that is faster."""
-        read = getattr(self.images, "read", None)
-        return self[index] if read is None else read(int(self.positions[index]), at_least=at_least)
+        """Return image ``index``, smaller if that is faster, but not below ``at_least`` a side."""
+        return self.images.read(int(self.positions[index]), at_least=at_least)
 
     def subset(self, indices: NDArray[Any]) -> "ImageSet":
         """Return the images at ``indices`` (m,), in that order, from the same pool."""
@@ -126,61 +116,68 @@ class Splits:
         if self.n_classes < 2:
             raise DataError(
                 "A classifier needs at least two classes; the labels name "
-                f"{listed(self.class_names) or 'none'}. "
-                "Label images of two classes or more."
+                f"{listed(self.class_names) or 'none'}. Label images of two classes or more."
             )
-        if (self.unlabeled.labels != -1).any():
-            raise ValueError(
-                "unlabeled must have no labels; pass unlabeled.without_labels(), and the labels as "
-                "the truth."
-            )
-        if self.unlabeled_truth.shape != (len(self.unlabeled),):
-            raise DataError(
-                f"unlabeled_truth must have one entry for each of the {len(self.unlabeled)} "
-                "unlabelled images; "
-                f"got {len(self.unlabeled_truth)}."
-            )
-        if (outside := self.unlabeled_out) is not None:
-            if outside.shape != self.unlabeled_truth.shape or outside.dtype != np.bool_:
-                raise DataError(
-                    f"unlabeled_out must be booleans, one for each of the {len(self.unlabeled)} "
-                    "unlabelled images; "
-                    f"got {outside.dtype} of shape {outside.shape}."
-                )
-            if contradictions := int((self.unlabeled_truth[outside] >= 0).sum()):
-                raise DataError(
-                    "An image that belongs to none of the classes has no true class; "
-                    "unlabeled_truth names one for "
-                    f"{contradictions} of those that unlabeled_out marks. Put -1 there."
-                )
+        self._check_unlabeled()
         for part, image_set in self.parts():
-            if part == "unlabeled":
-                continue
-            if not len(image_set):
-                raise DataError(
-                    f"The {part} part has no images. Add some, or leave the part out if it is not "
-                    "needed."
-                )
-            low = image_set.labels.min()
-            high = image_set.labels.max()
-            if low < 0 or high >= self.n_classes:
-                raise DataError(
-                    f"Labels of the {part} part must lie in [0, {self.n_classes}), the number of "
-                    f"classes; got {low}..{high}."
-                )
-        absent, single = (
-            [self.class_names[c] for c in np.flatnonzero(self.class_counts == n)] for n in (0, 1)
-        )
+            if part != "unlabeled":
+                self._check_part(part, image_set)
+        absent = self._classes_with(labels=0)
         if absent:
             raise DataError(
                 "Every class needs at least one labelled image; there is none of "
-                f"{listed(absent)}. Label one, "
-                "take the class out of the data, or number the classes of arrays without gaps."
+                f"{listed(absent)}. Label one, remove the class from the data, or number the "
+                "classes of arrays without gaps."
             )
+        single = self._classes_with(labels=1)
         if single:
             note = f"Classes with a single labelled image: {listed(single)}."
             notes = tuple(dict.fromkeys((*self.notes, note)))  # once, also in a copy
             object.__setattr__(self, "notes", notes)
+
+    def _check_unlabeled(self) -> None:
+        if (self.unlabeled.labels != -1).any():
+            raise ValueError(
+                "unlabeled must have no labels; pass unlabeled.without_labels(), and the labels as "
+                "unlabeled_truth."
+            )
+        count = len(self.unlabeled)
+        if self.unlabeled_truth.shape != (count,):
+            raise DataError(
+                f"unlabeled_truth must have one entry for each of the {count} unlabelled images; "
+                f"got {len(self.unlabeled_truth)}."
+            )
+        outside = self.unlabeled_out
+        if outside is None:
+            return
+        if outside.shape != (count,) or outside.dtype != np.bool_:
+            raise DataError(
+                f"unlabeled_out must be booleans, one for each of the {count} unlabelled images; "
+                f"got {outside.dtype} of shape {outside.shape}."
+            )
+        if contradictions := int((self.unlabeled_truth[outside] >= 0).sum()):
+            raise DataError(
+                "An image that belongs to none of the classes has no true class; unlabeled_truth "
+                f"names one for {contradictions} of those that unlabeled_out marks. Put -1 there."
+            )
+
+    def _check_part(self, part: str, image_set: ImageSet) -> None:
+        if not len(image_set):
+            raise DataError(
+                f"The {part} part has no images. Add some, or leave the part out if it is not "
+                "needed."
+            )
+        low = image_set.labels.min()
+        high = image_set.labels.max()
+        if low < 0 or high >= self.n_classes:
+            raise DataError(
+                f"Labels of the {part} part must lie in [0, {self.n_classes}), the number of "
+                f"classes; got {low}..{high}."
+            )
+
+    def _classes_with(self, *, labels: int) -> list[str]:
+        """Return the names of the classes that have this many labelled images."""
+        return [self.class_names[c] for c in np.flatnonzero(self.class_counts == labels)]
 
     @property
     def n_classes(self) -> int:

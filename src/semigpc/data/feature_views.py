@@ -1,5 +1,4 @@
-"""Features of a frozen network, computed once for V weak and V strong views of each image and kept
-on disk.
+"""Features of a frozen network for V weak and V strong views of each image, kept on disk.
 
 A cache is a folder named after what made it: the network's weights, the way views are cut, and V.
 It is a :class:`semigpc.io.parts.RowParts`: a row is found by the image's own fingerprint and not by
@@ -18,14 +17,16 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.random import Generator, Philox
+from PIL import Image
 from torch import Tensor
-from torch.utils.data import ConcatDataset, Dataset
+from torch.utils.data import Dataset
 
 from semigpc.data.augment import Augment, AugmentConfig, ViewSource, check_views
-from semigpc.data.dataset import Images, ImageSet, Integers, Splits
+from semigpc.data.dataset import ImageSet, Integers, Splits
 from semigpc.data.loaders import InOrder
 from semigpc.io.atomic import locked
 from semigpc.io.errors import DataError, WriteError
+from semigpc.io.images import Images
 from semigpc.io.parts import MARK_BYTES, Folder, Key, RowParts, key_digest, plain
 
 CACHE_VARIABLE = "SEMIGPC_CACHE"  # of the environment; names the folder of all caches
@@ -80,8 +81,7 @@ class CachedFeatures:
     """A view source whose views are (n, D) rows of tables.
 
     A view is drawn from the V that were computed; "strong2" differs from "strong" if V > 1.
-    Features are float16 until they
-    are normalised. Memory: 2 (2 V R + R') D bytes.
+    Features are float16 until they are normalised. Memory: 2 (2 V R + R') D bytes.
 
     Args:
         weak, strong: (R, V, D) of R training images.
@@ -113,9 +113,7 @@ class CachedFeatures:
     def also(
         self, image_set: ImageSet, parts: Sequence[tuple[ImageSet, Integers]]
     ) -> "CachedFeatures":
-        """Return the same features with one more set: images of known sets at these positions, in
-        order.
-        """
+        """Return the same features with one more set, made of images of known sets, in order."""
         rows = np.concatenate([self._rows(known)[indices] for known, indices in parts])
         sets = [*self._sets, (image_set, rows)]
         return CachedFeatures(
@@ -141,12 +139,11 @@ class CachedFeatures:
         """Return one of the V views of each image, (n, D)."""
         check_views((name,))
         table = self._weak if name == "weak" else self._strong
-        views = table.shape[1]
         n = len(fetched.rows)
+        views = table.shape[1]
         if name == "strong2" and "strong" in fetched.drawn and views > 1:
-            chosen = (
-                fetched.drawn["strong"] + 1 + torch.from_numpy(rng.integers(views - 1, size=n))
-            ) % views
+            steps = 1 + torch.from_numpy(rng.integers(views - 1, size=n))
+            chosen = (fetched.drawn["strong"] + steps) % views
         else:
             chosen = torch.from_numpy(rng.integers(views, size=n))
         fetched.drawn[name] = chosen
@@ -162,9 +159,7 @@ class CachedFeatures:
 
 
 class _Chunk(NamedTuple):
-    """Some images of a set, or all: their indices and fingerprints, and V, or 0 where the plain
-    view is enough.
-    """
+    """Some images of a set, or all: indices, fingerprints and V, or 0 for the plain view alone."""
 
     image_set: ImageSet
     indices: Sequence[int]
@@ -174,8 +169,7 @@ class _Chunk(NamedTuple):
 
 @dataclass
 class _ViewChunks(Dataset[dict[str, Tensor]]):
-    """Chunk i as bytes: "plain" (n, s, s, 3) and, if it has views, "weak" and "strong" (n, V, s, s,
-    3).
+    """Chunk i as bytes: "plain" (n, s, s, 3); with views also "weak" and "strong" (n, V, s, s, 3).
 
     View v of an image depends on its fingerprint and v alone, in any order and in any process.
     """
@@ -185,14 +179,10 @@ class _ViewChunks(Dataset[dict[str, Tensor]]):
 
     def __getitem__(self, number: int) -> dict[str, Tensor]:
         chunk = self.chunks[number]
-        images = [
-            self.augment.decode(chunk.image_set, i) for i in chunk.indices
-        ]  # decoded once for plain and random views
-        cut = {
-            "plain": torch.from_numpy(
-                np.stack([self.augment.evaluation_pixels(image) for image in images])
-            )
-        }
+        # Decoded once for plain and random views.
+        images = [self.augment.decode(chunk.image_set, i) for i in chunk.indices]
+        plain_views = np.stack([self.augment.evaluation_pixels(image) for image in images])
+        cut = {"plain": torch.from_numpy(plain_views)}
         if chunk.views:
             generators = [
                 Generator(Philox(key=np.frombuffer(mark, np.uint64))) for mark in chunk.marks
@@ -346,21 +336,25 @@ class FeatureCache:
 
 
 def fingerprints(image_set: ImageSet) -> list[bytes]:
-    """Return a few bytes for each image that change when it does.
+    """Return a hash of each image's ``fingerprint`` in its pool, which changes when it does."""
+    contents = map(image_set.images.fingerprint, image_set.positions.tolist())
+    return [hashlib.blake2b(content, digest_size=MARK_BYTES).digest() for content in contents]
 
-    They are a hash of what ``fingerprint`` of the pool returns, such as a file's size and time or
-    the checksum in a zip file; for a pool without that method, of the pixels.
-    """
 
-    def of_pixels(position: int) -> bytes:
-        image = image_set.images[position]
-        return f"{image.size} ".encode() + image.tobytes()
+@dataclass(frozen=True, eq=False)
+class JoinedImages(Images):
+    """The images of one pool, then those of another."""
 
-    content: Callable[[int], bytes] = getattr(image_set.images, "fingerprint", of_pixels)
-    return [
-        hashlib.blake2b(content(position), digest_size=MARK_BYTES).digest()
-        for position in image_set.positions.tolist()
-    ]
+    first: Images
+    second: Images
+
+    def __len__(self) -> int:
+        return len(self.first) + len(self.second)
+
+    def __getitem__(self, position: int) -> Image.Image:
+        if position < len(self.first):
+            return self.first[position]
+        return self.second[position - len(self.first)]
 
 
 def join(splits: Splits, labels: Integers, source: ViewSource) -> tuple[Splits, ViewSource]:
@@ -369,8 +363,8 @@ def join(splits: Splits, labels: Integers, source: ViewSource) -> tuple[Splits, 
     The unlabelled images stay as they are: those with a new label are in both sets.
 
     Args:
-        splits: the data. labels: (u,) the class of each unlabelled image that joins the labelled
-            ones, -1 of the others.
+        splits: the data.
+        labels: (u,) the class of each unlabelled image that joins the labelled ones, -1 for others.
         source: of views.
     """
     if labels.shape != (len(splits.unlabeled),):
@@ -380,10 +374,10 @@ def join(splits: Splits, labels: Integers, source: ViewSource) -> tuple[Splits, 
     labeled = splits.labeled
     unlabeled = splits.unlabeled
     chosen = np.flatnonzero(labels >= 0)
-    pool: Images = labeled.images
+    pool = labeled.images
     shift = 0
     if pool is not unlabeled.images:
-        pool = ConcatDataset([labeled.images, unlabeled.images])  # type: ignore[list-item]
+        pool = JoinedImages(labeled.images, unlabeled.images)
         shift = len(labeled.images)
     larger = ImageSet(
         pool,

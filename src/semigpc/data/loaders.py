@@ -15,8 +15,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from semigpc.data.augment import Augment, ViewSource, check_views
-from semigpc.data.dataset import Images, ImageSet, Integers, Splits
+from semigpc.data.dataset import ImageSet, Integers, Splits
 from semigpc.io.errors import DataError
+from semigpc.io.images import Images
 from semigpc.io.threads import cores, hold
 from semigpc.types import Batch, Labeled
 
@@ -224,7 +225,7 @@ def worker_count(
     if not isinstance(source, Augment):
         return 0
     most = MOST_WORKERS
-    if source.config.image_size <= TINY_SIDE or not hasattr(images, "read"):
+    if source.config.image_size <= TINY_SIDE or not images.is_encoded:
         most = CHEAP_WORKERS if device is not None and device.type == "cuda" else 0
     return min(most, max(0, cores() // processes - 1))
 

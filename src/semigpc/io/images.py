@@ -10,6 +10,7 @@ import warnings
 import weakref
 import zipfile
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing import context, reduction
@@ -52,7 +53,34 @@ ZIP_ERRORS = (  # of the standard library
 )
 
 
-class ArrayImages:
+class Images(ABC):
+    """A pool of images by position, as RGB; the defaults fit images that are held in memory.
+
+    Attributes:
+        cache_bytes: largest temporary file for decoded images of a set; 0 for none.
+        is_encoded: whether images are compressed, so that reading one takes time.
+    """
+
+    cache_bytes = 0
+    is_encoded = False
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def __getitem__(self, position: int, /) -> Image.Image: ...
+
+    def read(self, position: int, *, at_least: int | None = None) -> Image.Image:  # noqa: ARG002
+        """Return an image, smaller if that is faster, but not below ``at_least`` pixels a side."""
+        return self[position]
+
+    def fingerprint(self, position: int) -> bytes:
+        """Return bytes that change when the image does: its size and pixels."""
+        image = self[position]
+        return f"{image.size} ".encode() + image.tobytes()
+
+
+class ArrayImages(Images):
     """Images held as (P, H, W, 3) bytes, or (P, H, W) if grey; grey is repeated three times."""
 
     def __init__(self, pixels: NDArray[Any]) -> None:
@@ -136,7 +164,7 @@ class PixelFile:
             self._own(state["_file"].detach())
 
 
-class FileImages:
+class FileImages(Images):
     """Images in files, upright and RGB. One that cannot be read is an error with its path.
 
     Args:
@@ -144,6 +172,8 @@ class FileImages:
         cache_bytes: for what loaders make of the images of a set, see :class:`PixelFile`; 0 for
             none.
     """
+
+    is_encoded = True
 
     def __init__(self, paths: Sequence[Path], *, cache_bytes: int = 2 * GIGABYTE) -> None:
         self.paths = tuple(paths)
@@ -273,7 +303,7 @@ def to_image(pixels: Pixels) -> Image.Image:
     return Image.frombytes("RGB", (width, height), pixels.tobytes())
 
 
-class ZipImages:
+class ZipImages(Images):
     """Images that are members of a zip file, upright and RGB.
 
     Each process opens the zip file for itself when it first reads an image, whether the pool was
@@ -284,6 +314,8 @@ class ZipImages:
         members: P names in it.
         cache_bytes: as of :class:`FileImages`.
     """
+
+    is_encoded = True
 
     def __init__(
         self, archive: Path, members: Sequence[str], *, cache_bytes: int = 2 * GIGABYTE
