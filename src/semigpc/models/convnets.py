@@ -1,4 +1,4 @@
-"""A network small enough for tests, examples and laptops."""
+"""Convolutional networks: a small one for tests, examples and laptops, and the wide ResNet."""
 
 from itertools import pairwise
 
@@ -8,18 +8,19 @@ from torch import Tensor, nn
 
 SMALLEST_MAP = 2  # pixels a side: halving stops before a map gets smaller
 LARGEST_MAP = 16  # pixels a side: larger images are halved first
+SLOPE = 0.1  # of the leaky ReLUs of the wide ResNet
+MOMENTUM = 0.001  # of its batch norms: running statistics move by a thousandth in each step
 
 
 class SmallCNN(nn.Module):
-    """Three 3x3 convolutions for tiny images of any size, 8x8 to 32x32 in mind; what is larger than
-    16x16 is halved first.
+    """Three 3x3 convolutions for small images, such as 8x8 to 32x32; larger ones are halved first.
 
         x -> [conv 3x3, batch norm, ReLU, halve] x 2 -> [conv 3x3, batch norm, ReLU] -> mean over
         the map
 
     A map is halved only while 2x2 or more is left, so 8x8 images reach the last block as 2x2 and
-    32x32 ones as 4x4. Without halving them first, so few convolutions would see a small part of a
-    larger image, five times as slowly. A step (forward and backward) over 150 images of 8x8 takes
+    32x32 ones as 4x4. Images above 16x16 are halved first: so few convolutions would cover only a
+    small part of them, and take five times as long. A step (forward and backward) over 150 images of 8x8 takes
     about 9 ms on one CPU thread.
 
     Args:
@@ -47,7 +48,7 @@ class SmallCNN(nn.Module):
         self.to(memory_format=torch.channels_last)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images (M, 3, H, W) to features (M, 4 * width)."""
+        """Map images (M, 3, H, W) to features (M, 4 * width)."""
         # Channels last: convolutions over so few pixels run a third faster on a CPU.
         while min(images.shape[-2:]) > LARGEST_MAP:
             images = F.avg_pool2d(images, 2)
@@ -59,25 +60,21 @@ class SmallCNN(nn.Module):
         return maps.mean(dim=(2, 3))
 
     def layer_ids(self) -> dict[str, int]:
-        """Parameter name to depth: one id a block, the first being the stem, 0."""
+        """Return the depth of each parameter by name: one id per block, 0 for the first."""
         return {name: int(name.split(".")[1]) for name, _ in self.named_parameters()}
-
-
-SLOPE = 0.1  # of the leaky ReLU
-MOMENTUM = 0.001  # of batch normalisation: running statistics move by a thousandth a step
 
 
 class Unit(nn.Module):
     """x -> shortcut(x) + conv2(act(bn2(conv1(act(bn1(x)))))).
 
     Where the shape changes the shortcut is a 1x1 convolution, of x itself or, with
-    ``activate_shortcut``, of act(bn1(x)). conv1 sees act(bn1(x)) in every unit; USB feeds it x
-    itself where the shape changes without ``activate_shortcut``.
+    ``activate_shortcut``, of act(bn1(x)). The input of conv1 is act(bn1(x)) in every unit; in USB
+    it is x where the shape changes without ``activate_shortcut``.
 
     Args:
         before, after: channels.
         stride: of the first convolution and of the shortcut.
-        activate_shortcut: as above; only the first unit of the network does.
+        activate_shortcut: see above; true in the first unit of the network only.
     """
 
     def __init__(self, before: int, after: int, *, stride: int, activate_shortcut: bool) -> None:
@@ -86,15 +83,13 @@ class Unit(nn.Module):
         self.conv1 = nn.Conv2d(before, after, 3, stride=stride, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(after, momentum=MOMENTUM)
         self.conv2 = nn.Conv2d(after, after, 3, padding=1, bias=False)
-        self.shortcut = (
-            nn.Identity()
-            if before == after
-            else nn.Conv2d(before, after, 1, stride=stride, bias=False)
-        )
+        self.shortcut: nn.Module = nn.Identity()
+        if before != after:
+            self.shortcut = nn.Conv2d(before, after, 1, stride=stride, bias=False)
         self.activate_shortcut = activate_shortcut
 
     def forward(self, x: Tensor) -> Tensor:
-        """Maps (M, before, H, W) to (M, after, H / stride, W / stride)."""
+        """Map (M, before, H, W) to (M, after, H / stride, W / stride)."""
         activated = F.leaky_relu(self.bn1(x), SLOPE)
         residual: Tensor = self.conv2(F.leaky_relu(self.bn2(self.conv1(activated)), SLOPE))
         skipped: Tensor = self.shortcut(activated if self.activate_shortcut else x)
@@ -102,12 +97,11 @@ class Unit(nn.Module):
 
 
 class WideResNet(nn.Module):
-    """WRN-depth-widen: a 3x3 convolution, three blocks of (depth - 4) / 6 units, a last batch norm,
-    the mean over the map.
+    """WRN-depth-widen: a 3x3 convolution, three blocks of (depth - 4) / 6 units, norm and mean.
 
     Blocks have 16, 32 and 64 times ``widen`` channels; the second and third halve the map.
-    Convolutions start Kaiming normal (fan out), and the classifier put on top Xavier normal with a
-    zero bias.
+    Convolutions are initialised Kaiming normal (fan out), and the classifier on top Xavier normal
+    with zero bias.
 
     Args:
         depth: 6 n + 4.
@@ -118,7 +112,7 @@ class WideResNet(nn.Module):
         super().__init__()
         if depth < 10 or (depth - 4) % 6:
             raise ValueError(
-                f"depth must be 6 n + 4 with n >= 1, n units in each of three blocks; got {depth}. "
+                f"depth must be 6 n + 4, for n >= 1 units in each of three blocks; got {depth}. "
                 "Try 28."
             )
         if widen < 1:
@@ -129,41 +123,36 @@ class WideResNet(nn.Module):
         self.stem = nn.Conv2d(3, channels[0], 3, padding=1)
         self.blocks = nn.ModuleList()
         for number, (before, after) in enumerate(pairwise(channels)):
-            first = Unit(
-                before,
-                after,
-                stride=1 if number == 0 else 2,
-                activate_shortcut=number == 0 and before != after,
-            )
-            rest = (
-                Unit(after, after, stride=1, activate_shortcut=False) for _ in range(n_units - 1)
-            )
-            self.blocks.append(nn.Sequential(first, *rest))
+            stride = 1 if number == 0 else 2
+            activate = number == 0 and before != after
+            units = [Unit(before, after, stride=stride, activate_shortcut=activate)]
+            for _ in range(n_units - 1):
+                units.append(Unit(after, after, stride=1, activate_shortcut=False))
+            self.blocks.append(nn.Sequential(*units))
         self.norm = nn.BatchNorm2d(channels[-1], momentum=MOMENTUM, eps=1e-3)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="leaky_relu")
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images (M, 3, H, W) to features (M, 64 * widen)."""
+        """Map images (M, 3, H, W) to features (M, 64 * widen)."""
         maps = self.stem(images)
         for block in self.blocks:
             maps = block(maps)
         return F.leaky_relu(self.norm(maps), SLOPE).mean(dim=(2, 3))
 
     def layer_ids(self) -> dict[str, int]:
-        """Parameter name to depth: 0 the stem, 1 to 3 the blocks; the last norm goes with the
-        third.
-        """
-        ids = {"stem": 0, "norm": len(self.blocks)}
-        return {
-            name: int(name.split(".")[1]) + 1
-            if name.startswith("blocks.")
-            else ids[name.split(".")[0]]
-            for name, _ in self.named_parameters()
-        }
+        """Return the depth of each parameter: 0 the stem, 1 to 3 the blocks, 3 the last norm."""
+        ids = {}
+        for name, _ in self.named_parameters():
+            part, number, *_rest = name.split(".")
+            if part == "blocks":
+                ids[name] = int(number) + 1
+            else:
+                ids[name] = 0 if part == "stem" else len(self.blocks)
+        return ids
 
     def init_classifier(self, layer: nn.Linear) -> None:
-        """Set the linear layer on top as the classic recipes do."""
+        """Initialise the linear layer on top as the published recipes do."""
         nn.init.xavier_normal_(layer.weight)
         nn.init.zeros_(layer.bias)

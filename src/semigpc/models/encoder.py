@@ -397,23 +397,22 @@ def embed_folder(
     follow_links: bool = False,
     progress: Progress = _no_progress,
 ) -> EmbedResult:
-    """Write the embeddings of all images below ``folder`` to ``out``, sorted by name; hidden files
-    are left out.
+    """Write the embeddings of all images below ``folder`` to ``out``, sorted by name.
 
-    Finished parts are kept in a folder beside ``out``, of its name and ".parts", until all are
-    finished; after a stop the same call continues. All images that cannot be read, and links that
-    lead out of the folder, are listed in a file beside ``out``, of its name and ".bad.txt". Memory:
-    the names, some thousand rows, and a few batches of images for each core.
+    Hidden files are left out. Finished parts are kept beside ``out`` in "<out>.parts" until all are
+    finished, so that the same call continues after a stop. Images that cannot be read, and links
+    that lead out of the folder, are listed in "<out>.bad.txt". Memory: the names, some thousand
+    rows, and a few batches of images per core.
 
     Args:
-        folder: of images, at any depth. out: a .parquet file.
+        folder: of images, at any depth.
+        out: a .parquet file.
         config: the network; the embedded one by default.
         skip_bad: leave out images that cannot be read instead of raising an error at the end.
         overwrite: replace an existing table, and parts that were made differently.
         follow_links: use links that lead out of the folder.
-        progress: called with the stage, images done and images to do after every batch, and once
-            with a line that says how many images go through which network, how, and about how long
-            that takes.
+        progress: called with stage, images done and images to do after every batch, and once with
+            a line on the number of images, the network, and the expected time.
 
     Raises:
         ImageError: some images cannot be read. The embeddings of the others are kept for the next
@@ -421,39 +420,63 @@ def embed_folder(
         DataError: there are no images, or ``out`` cannot be written or holds something else.
     """
     table = EmbeddingTable(out)
-    config = config or EmbedConfig()
     with locked(out.parent, out.name):
         remove_drafts(out.parent, out.name)
-        root, facts, bad = _images(folder, follow_links=follow_links)
-        listing = "".join(f"{name}\n{fact}\n" for name, fact in (*facts.items(), *bad))
-        images = hashlib.sha256(listing.encode()).hexdigest()
-        encoder = config.encoder()
-        key = TableKey(
-            config.model, encoder.weights, encoder.image_size, config.precision, encoder.width
-        )
-        parts = _parts_of(table, key)
-        finished = None if overwrite else table.finished(key, images)
-        if finished is not None:
-            parts.remove_all()  # left by a stop at the very end
-            rows, bad = finished
-            _list_bad(bad, rows, table, skip_bad=skip_bad)
-            return EmbedResult(out, rows, bad, None, key)
-        _begin(parts, overwrite=overwrite)
-        marks = {name: _mark(name, fact) for name, fact in facts.items()}
-        known = parts.index("rows")
-        missing = [name for name, mark in marks.items() if mark not in known]
-        broken = _embed(encoder, root, missing, marks, parts, config, progress) if missing else []
-        unread = {name for name, _ in broken}
-        good = [name for name in marks if name not in unread]
-        bad = sorted(bad + broken)
-        _list_bad(bad, len(good), table, skip_bad=skip_bad)
-        table.write(_groups(parts, good, marks), key, images=images, bad=bad)
-        parts.remove_all()
-        return EmbedResult(out, len(good), bad, len(missing) - len(broken), key)
+        images = _images(folder, follow_links=follow_links)
+        config = config or EmbedConfig()
+        return _embed_images(images, table, config, skip_bad, overwrite, progress)
 
 
-def _images(folder: Path, *, follow_links: bool) -> tuple[Path, dict[str, str], list[Bad]]:
-    """Return the resolved folder, its images with size and time, and images that cannot be used."""
+def _embed_images(
+    images: "_Images",
+    table: EmbeddingTable,
+    config: EmbedConfig,
+    skip_bad: bool,
+    overwrite: bool,
+    progress: Progress,
+) -> EmbedResult:
+    encoder = config.encoder()
+    key = TableKey(
+        config.model, encoder.weights, encoder.image_size, config.precision, encoder.width
+    )
+    parts = _parts_of(table, key)
+    finished = None if overwrite else table.finished(key, images.digest)
+    if finished is not None:
+        parts.remove_all()  # left by a stop at the very end
+        rows, bad = finished
+        _list_bad(bad, rows, table, skip_bad=skip_bad)
+        return EmbedResult(table.path, rows, bad, None, key)
+    _begin(parts, overwrite=overwrite)
+    marks = {name: _mark(name, fact) for name, fact in images.facts.items()}
+    known = parts.index("rows")
+    missing = [name for name, mark in marks.items() if mark not in known]
+    broken: list[Bad] = []
+    if missing:
+        broken = _embed(encoder, images.root, missing, marks, parts, config, progress)
+    unread = {name for name, _ in broken}
+    good = [name for name in marks if name not in unread]
+    bad = sorted(images.bad + broken)
+    _list_bad(bad, len(good), table, skip_bad=skip_bad)
+    table.write(_groups(parts, good, marks), key, images=images.digest, bad=bad)
+    parts.remove_all()
+    return EmbedResult(table.path, len(good), bad, len(missing) - len(broken), key)
+
+
+class _Images(NamedTuple):
+    """The resolved folder, its images with size and time, and images that cannot be used."""
+
+    root: Path
+    facts: dict[str, str]
+    bad: list[Bad]
+
+    @property
+    def digest(self) -> str:
+        """A hash that changes when an image is added, removed or changed."""
+        listing = "".join(f"{name}\n{fact}\n" for name, fact in (*self.facts.items(), *self.bad))
+        return hashlib.sha256(listing.encode()).hexdigest()
+
+
+def _images(folder: Path, *, follow_links: bool) -> _Images:
     if not checked(folder).is_dir():
         what = "is a file" if folder.exists() else "does not exist"
         raise DataError(f"{folder} {what}. Give a folder of images.")
@@ -466,7 +489,7 @@ def _images(folder: Path, *, follow_links: bool) -> tuple[Path, dict[str, str], 
     for name in names:
         stat = (root / name).stat()
         facts[name] = f"{stat.st_size} {stat.st_mtime_ns}"
-    return root, facts, bad
+    return _Images(root, facts, bad)
 
 
 def _mark(name: str, fact: str) -> bytes:

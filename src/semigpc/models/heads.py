@@ -13,10 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from semigpc.io.errors import SettingsError
 from semigpc.models.backbones import EMBEDDED, VITS, build_timm, build_vit, embedded_weights
 from semigpc.models.convnets import SmallCNN, WideResNet
 from semigpc.models.neural_process import NeuralProcess
-from semigpc.models.pretrained import load_weights
+from semigpc.models.pretrained import LoadReport, load_weights
 from semigpc.types import HeadSpec, ModelOutput
 
 HUB = "timm"  # as ``pretrained``: the weights of timm's hub
@@ -53,16 +54,15 @@ class Projection(nn.Module):
 HEADS: dict[str, Callable[[int, int], nn.Module]] = {
     "linear": nn.Linear,
     "projection": Projection,
-    "neural_process": NeuralProcess,  # which has one output for each class, whatever the width
+    "neural_process": NeuralProcess,  # has one output per class; the width is not used
 }
 
 
 class Classifier(nn.Module):
-    """The network that trains: features = backbone(images), logits = W features + b, and one output
-    for each extra head.
+    """The network that trains: features = backbone(images), logits = W features + b, extra heads.
 
-    New layers keep PyTorch's initialisation, except that a backbone's ``init_classifier`` sets the
-    classifier.
+    New layers have PyTorch's initialisation, unless the backbone has ``init_classifier``, which
+    then initialises the classifier.
 
     Example::
 
@@ -72,10 +72,9 @@ class Classifier(nn.Module):
 
     Args:
         backbone: images (M, 3, H, W) to features (M, D), with D as its ``num_features`` (or
-            ``head_hidden_size``, where timm has it, which counts the layers that some networks put
-            between their maps and the classifier).
+            timm's ``head_hidden_size``, where there are layers between maps and classifier).
         n_classes: C.
-        heads: what else to compute from the features, by name.
+        heads: further outputs computed from the features, by name.
     """
 
     def __init__(
@@ -106,20 +105,21 @@ class Classifier(nn.Module):
             self.heads[name] = HEADS[spec.kind](self.n_features, width)
 
     def forward(self, images: Tensor) -> ModelOutput:
-        """Map images (M, 3, H, W), or what else the backbone takes, to logits (M, C), features (M,
-        D) and heads (M, width).
+        """Map images (M, 3, H, W) to logits (M, C), features (M, D) and heads (M, width).
+
+        Over an :class:`Adapter` the input is features (M, n_inputs) instead.
         """
         if images.ndim != self.input_dims:
             wanted = "(M, 3, H, W)" if self.input_dims == 4 else "(M, n_inputs)"
             raise ValueError(
-                f"images must have shape {wanted}; got {tuple(images.shape)}. Stack single ones "
-                "first."
+                f"images must have shape {wanted}; got {tuple(images.shape)}. Stack single images "
+                "into a batch."
             )
         features = self.backbone(images)
         if features.shape != (len(images), self.n_features):
             raise ValueError(
                 f"the backbone must return features of shape {(len(images), self.n_features)}; "
-                f"got {tuple(features.shape)}. Pool its maps or tokens, and let num_features say "
+                f"got {tuple(features.shape)}. Pool its maps or tokens, and set num_features to "
                 "their width."
             )
         # The classifier first: the last bits of the features' gradient depend on the order.
@@ -128,12 +128,11 @@ class Classifier(nn.Module):
         return ModelOutput(logits, features, heads)
 
     def layer_ids(self) -> dict[str, int]:
-        """Return the depth of every parameter: 0 the stem, then the backbone's blocks, then the
-        classifier with all heads.
+        """Return the depth of every parameter: 0 the stem, then blocks, last classifier and heads.
 
-        A backbone's own ``layer_ids`` decide, or timm's ``group_matcher``; a backbone with neither
-        is one layer. Layer-wise decay gives a layer the learning rate base * decay^(n_layers - 1 -
-        id).
+        Depths come from the backbone's ``layer_ids`` or timm's ``group_matcher``; a backbone with
+        neither is one layer. With layer-wise decay a layer has the learning rate
+        base * decay^(n_layers - 1 - id).
         """
         backbone = self.backbone
         if callable(own := getattr(backbone, "layer_ids", None)):
@@ -154,8 +153,10 @@ class Classifier(nn.Module):
         return max(self.layer_ids().values()) + 1
 
     def no_weight_decay(self) -> set[str]:
-        """Return the parameters without weight decay: vectors, scalars, positions, class tokens,
-        the backbone's list.
+        """Return the names of parameters without weight decay.
+
+        These are vectors, scalars, position embeddings, class tokens and those that the backbone
+        lists in its own ``no_weight_decay``.
         """
         listed: Callable[[], Iterable[str]] = getattr(self.backbone, "no_weight_decay", tuple)
         exempt = {f"backbone.{name}" for name in listed()}
@@ -171,22 +172,20 @@ def _feature_width(backbone: nn.Module) -> int:
         if isinstance(width := getattr(backbone, attribute, None), int):
             return width
     raise TypeError(
-        "a backbone must have num_features, the width of what it returns; "
-        f"{type(backbone).__name__} has none. "
-        "Set it in its __init__."
+        "a backbone must have num_features, the width of its output; "
+        f"{type(backbone).__name__} has none. Set it in its __init__."
     )
 
 
 class Adapter(nn.Module):
-    """h = relu(W norm(f) + b), with norm(f) the feature shifted and scaled to mean 0 and variance
-    1.
+    """h = relu(W norm(f) + b), where norm(f) has mean 0 and variance 1 over the features of a row.
 
     Args:
-        n_inputs: of the frozen network's features f.
+        n_inputs: width of the frozen network's features f.
         width: of h.
     """
 
-    input_dims = 2  # a batch of features and not of images
+    input_dims = 2  # its input is a batch of features, not of images
 
     def __init__(self, n_inputs: int, width: int = 256) -> None:
         super().__init__()
@@ -251,15 +250,15 @@ class ModelConfig:
         for field in ("image_size", "patch_size"):
             value = getattr(self, field)
             if value is not None and value < 1:
-                raise ValueError(
+                raise SettingsError(
                     f"{field} must be at least 1; got {value}. None takes the model's own."
                 )
         if self.drop_path is not None and not 0 <= self.drop_path < 1:
-            raise ValueError(
+            raise SettingsError(
                 f"drop_path must lie in [0, 1); got {self.drop_path}. None takes the model's own."
             )
         if self.pretrained == "":
-            raise ValueError(
+            raise SettingsError(
                 "pretrained must be 'timm', 'embedded' or a file; got ''. None starts from random "
                 "weights."
             )
@@ -268,9 +267,9 @@ class ModelConfig:
 def build_model(
     config: ModelConfig, n_classes: int, heads: Mapping[str, HeadSpec] | None = None
 ) -> Classifier:
-    """Return the network a config describes, with a fresh classifier for C classes and fresh heads.
+    """Return the network of a config, with a new classifier for C classes and new heads.
 
-    What a weight file left unused is logged as a warning; what it lacks is an error.
+    Tensors of a weight file that are not used are logged as a warning; missing ones are an error.
     """
     options: dict[str, Any] = {
         key: value
@@ -285,8 +284,8 @@ def build_model(
     elif options and config.name not in VITS:
         settings = ", ".join(f"{key} {value}" for key, value in options.items())
         raise ValueError(
-            f"{config.name} takes images of any size and has nothing to set; got {settings}. Leave "
-            "it None."
+            f"{config.name} takes images of any size and has none of these settings; got "
+            f"{settings}. Leave it None."
         )
     else:
         backbone = MODELS[config.name](**options)
@@ -299,15 +298,14 @@ def build_model(
     if config.pretrained == EMBEDDED:
         weights = embedded_weights(config.name, backbone)
     if weights is not None:
-        report = load_weights(backbone, weights)
-        log = logging.getLogger(__name__)
-        resized = ", ".join(report.resized) or "none"
-        log.info(
-            "%s: %d tensors loaded, resized: %s", config.pretrained, len(report.loaded), resized
-        )
-        if report.unexpected:
-            unused = ", ".join(report.unexpected)
-            log.warning(
-                "%s: not used, since the backbone has no such part: %s", config.pretrained, unused
-            )
+        _log_loaded(load_weights(backbone, weights), config.pretrained)
     return Classifier(backbone, n_classes, heads)
+
+
+def _log_loaded(report: LoadReport, source: str | None) -> None:
+    log = logging.getLogger(__name__)
+    resized = ", ".join(report.resized) or "none"
+    log.info("%s: %d tensors loaded, resized: %s", source, len(report.loaded), resized)
+    if report.unexpected:
+        unused = ", ".join(report.unexpected)
+        log.warning("%s: not used, since the backbone has no such part: %s", source, unused)

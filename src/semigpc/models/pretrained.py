@@ -1,6 +1,4 @@
-"""Weights from a file: where it is published, what of it is the backbone, and an error for what
-does not fit.
-"""
+"""Weights from files: where they are published, and how they are loaded into a backbone."""
 
 import math
 import re
@@ -14,9 +12,9 @@ from torch import Tensor, nn
 
 from semigpc.io.atomic import sha256
 
-# Where files keep the network, first match first: MSN (`encoder` beside it is the online network,
-# which MSN does not evaluate), USB, timm; None is the top level, as in DINO's files and in other
-# files of timm.
+# Keys at which files hold the network; the first match is used: MSN (its `encoder` is the online
+# network, which MSN does not evaluate), USB, timm; None is the top level, as in files of DINO and
+# other files of timm.
 NETWORK_KEYS = ("target_encoder", "model", "state_dict", None)
 HEAD_PREFIXES = ("fc", "classifier", "mlp", "head")  # of parts above the backbone
 USB = "https://github.com/microsoft/Semi-supervised-learning/releases/download/v.0.0.0/"
@@ -29,8 +27,8 @@ class WeightFile:
 
     Args:
         url: its address, which ends with its name.
-        backbone: the network, a key of ``VITS``. pretraining: supervised, dino or msn, all on
-            ImageNet-1k.
+        backbone: the network, a key of ``VITS``.
+        pretraining: supervised, dino or msn, all on ImageNet-1k.
         licence: of the repository that publishes it.
         sha256: the first digits of its hash; None where no hash is published.
     """
@@ -47,9 +45,8 @@ class WeightFile:
         return self.url.rpartition("/")[2]
 
 
-WEIGHTS: tuple[
-    WeightFile, ...
-] = (  # the first of a backbone and a pre-training is what the paper's recipes start from
+# The paper's recipes start from the first file of each backbone and pre-training.
+WEIGHTS: tuple[WeightFile, ...] = (
     WeightFile(
         f"{USB}vit_tiny_patch2_32_mlp_im_1k_32.pth", "vit_tiny_patch2_32", "supervised", "MIT"
     ),
@@ -81,10 +78,12 @@ WEIGHTS: tuple[
 
 @dataclass(frozen=True)
 class LoadReport:
-    """Names, in the order of the file: what went in, heads left out on purpose, what found no
-    place, what was resized.
+    """Names of tensors, in the order of the file.
 
-    ``resized`` is part of ``loaded``.
+    Attributes:
+        loaded: copied into the backbone, and among them ``resized``.
+        dropped: of heads, which are left out on purpose.
+        unexpected: all others that the backbone has no place for.
     """
 
     loaded: tuple[str, ...]
@@ -94,94 +93,94 @@ class LoadReport:
 
 
 def load_weights(backbone: nn.Module, source: str | Path | Mapping[str, object]) -> LoadReport:
-    """Copy a file's weights into a backbone, all of it or nothing.
+    """Copy a file's weights into a backbone, all of them or none.
 
     Every tensor of the backbone must be in the file (batch norm's step counts excepted) with its
-    own shape; only position embeddings are resized. Files of USB, DINO, MSN and timm are
-    understood.
+    own shape; only position embeddings are resized. Files of USB, DINO, MSN and timm can be read.
 
     Args:
         backbone: filled in place.
-        source: .pth, .pt or .tar, read without running code from it; .safetensors; or what such a
-            file contains.
+        source: .pth, .pt or .tar, read without running code from it; .safetensors; or the content
+            of such a file.
     """
-    contents, origin = (
-        (source, "the given weights")
-        if isinstance(source, Mapping)
-        else (_read(find_weights(source)), str(source))
-    )
+    if isinstance(source, Mapping):
+        contents = source
+        origin = "the given weights"
+    else:
+        contents = _read(find_weights(source))
+        origin = str(source)
     weights = _network(contents, origin)
-
     wanted = backbone.state_dict()
-    # fc_norm begins like a classifier and is a part of backbones that average their tokens.
-    heads = [
-        name
-        for name in weights
-        if name.startswith(HEAD_PREFIXES) and not name.startswith("fc_norm.")
-    ]
-    dropped = tuple(name for name in heads if name not in wanted)
     kept = {name: value for name, value in weights.items() if name in wanted}
-    unexpected = tuple(name for name in weights if name not in wanted and name not in dropped)
+    unused = [name for name in weights if name not in wanted]
+    dropped = tuple(name for name in unused if _is_head(name))
+    unexpected = tuple(name for name in unused if not _is_head(name))
     missing = [
         name for name in wanted if name not in kept and not name.endswith("num_batches_tracked")
     ]
     if missing:
         raise ValueError(
-            f"every part of the backbone must be in {origin}; missing: {_some(missing)}. "
+            f"every tensor of the backbone must be in {origin}; missing: {_some(missing)}. "
             f"Not used from the file: {_some([*unexpected, *dropped])}. Is it of another "
             "architecture?"
         )
-    grids = [
-        name
-        for name, value in kept.items()
-        if name.rpartition(".")[2] == "pos_embed" and value.ndim == 3
-    ]
-    resized = tuple(name for name in grids if kept[name].shape != wanted[name].shape)
-    for name in resized:
-        # rows of the position embedding that belong to no patch
-        n_prefix = (
-            0
-            if getattr(backbone, "no_embed_class", False)
-            else int(getattr(backbone, "num_prefix_tokens", 1))
-        )
-        kept[name] = resize_positions(kept[name], wanted[name].shape[1], n_prefix=n_prefix)
+    resized = _resize_grids(kept, wanted, backbone)
     _check_shapes(kept, wanted, origin)
-    backbone.load_state_dict(
-        kept, strict=False
-    )  # strictness is above: only step counts may be absent here
+    # Not strict, since step counts may be absent; all else was checked above.
+    backbone.load_state_dict(kept, strict=False)
     return LoadReport(tuple(kept), dropped, unexpected, resized)
 
 
-def find_weights(source: str | Path) -> Path:
-    """Return the path of a weight file that exists and whose hash is the published one, where one
-    is published.
+def _is_head(name: str) -> bool:
+    """Return whether a tensor belongs to a part above the backbone.
+
+    ``fc_norm`` begins like a classifier, but is a part of backbones that average their tokens.
     """
+    return name.startswith(HEAD_PREFIXES) and not name.startswith("fc_norm.")
+
+
+def _resize_grids(
+    kept: dict[str, Tensor], wanted: Mapping[str, Tensor], backbone: nn.Module
+) -> tuple[str, ...]:
+    """Resize position embeddings of another grid in place, and return their names."""
+    # Rows of a position embedding that belong to no patch.
+    n_prefix = int(getattr(backbone, "num_prefix_tokens", 1))
+    if getattr(backbone, "no_embed_class", False):
+        n_prefix = 0
+    resized = []
+    for name, value in kept.items():
+        is_grid = name.rpartition(".")[2] == "pos_embed" and value.ndim == 3
+        if is_grid and value.shape != wanted[name].shape:
+            kept[name] = resize_positions(value, wanted[name].shape[1], n_prefix=n_prefix)
+            resized.append(name)
+    return tuple(resized)
+
+
+def find_weights(source: str | Path) -> Path:
+    """Return the path of a weight file that exists and has the published hash, if there is one."""
     path = Path(source).expanduser()
-    known = next((weights for weights in WEIGHTS if weights.file == path.name), None)
+    published = next((weights for weights in WEIGHTS if weights.file == path.name), None)
     if not path.is_file():
-        if known is None:
+        if published is None:
             raise FileNotFoundError(
                 f"model.pretrained must be 'timm', 'embedded' or a file that exists; got {path}."
             )
         raise FileNotFoundError(
-            f"the weights {known.file} are not in {path.parent}. Fetch {known.url} into that "
-            "folder."
+            f"the weights {published.file} are not in {path.parent}. Download {published.url} "
+            "into that folder."
         )
-    if (
-        known is not None
-        and known.sha256 is not None
-        and not (digest := sha256(path)).startswith(known.sha256)
-    ):
-        raise ValueError(
-            f"the SHA-256 of {path} must begin with {known.sha256}; got {digest[:8]}. Fetch "
-            f"{known.url} again."
-        )
+    if published is not None and published.sha256 is not None:
+        digest = sha256(path)
+        if not digest.startswith(published.sha256):
+            raise ValueError(
+                f"the SHA-256 of {path} must begin with {published.sha256}; got {digest[:8]}. "
+                f"Download {published.url} again."
+            )
     return path
 
 
 def resize_positions(positions: Tensor, n_tokens: int, *, n_prefix: int = 1) -> Tensor:
-    """Return position embeddings (1, P + n^2, D) for a grid of another size, (1, n_tokens, D):
-    bicubic, the first P rows kept.
+    """Resize position embeddings to another grid, (1, n_tokens, D): bicubic, first P rows kept.
 
     Args:
         positions: (1, P + n^2, D).
@@ -211,10 +210,8 @@ def _read(path: Path) -> Mapping[str, object]:
         contents = torch.load(path, map_location="cpu", weights_only=True)
     except OSError:
         raise
-    except (
-        Exception
-    ) as error:  # bytes that are no pickle fail in whatever way their first opcode has it
-        raise ValueError(_refusal(path, error)) from error
+    except Exception as error:  # bytes that are no pickle raise errors of many classes
+        raise ValueError(_unreadable(path, error)) from error
     if not isinstance(contents, Mapping):
         raise ValueError(
             f"a weight file must hold a dict; {path} holds a {type(contents).__name__}. Save its "
@@ -223,23 +220,19 @@ def _read(path: Path) -> Mapping[str, object]:
     return contents
 
 
-def _refusal(path: Path, error: Exception) -> str:
-    """Return why a file was not read: code inside, named without running it, or no weight file at
-    all.
-    """
+def _unreadable(path: Path, error: Exception) -> str:
+    """Return the message for a file that contains code, which is not run, or no weights at all."""
     try:
         foreign = torch.serialization.get_unsafe_globals_in_checkpoint(path)
-    except (
-        Exception
-    ):  # not a zip archive: in older formats only the first foreign name is known, from the error
+    except Exception:
+        # Not a zip archive. In older formats only the error names the first foreign object.
         foreign = re.findall(r"GLOBAL (\S+)", str(error))
     if foreign:
         return (
             f"a weight file must hold tensors, numbers and dicts; {path} also holds "
-            f"{_some(foreign)}, and reading those would "
-            "run code from the file. If you trust it, keep the tensors alone: contents = "
-            "torch.load(file, weights_only=False), "
-            "then torch.save the part that holds the weights (for MSN "
+            f"{_some(foreign)}, and reading those would run code from the file. If you trust it, "
+            "extract the tensors: contents = torch.load(file, weights_only=False), then "
+            "torch.save the part that holds the weights (for MSN "
             "{'target_encoder': contents['target_encoder']})."
         )
     return (
@@ -249,9 +242,7 @@ def _refusal(path: Path, error: Exception) -> str:
 
 
 def _network(contents: Mapping[str, object], origin: str) -> dict[str, Tensor]:
-    """Return the tensors of one network by name, without the prefix that data-parallel training
-    leaves.
-    """
+    """Return the tensors of one network by name, without the prefix of data-parallel training."""
     for key in NETWORK_KEYS:
         part = contents if key is None else contents.get(key)
         if isinstance(part, Mapping):
@@ -265,20 +256,20 @@ def _network(contents: Mapping[str, object], origin: str) -> dict[str, Tensor]:
     keys = ", ".join(repr(key) for key in NETWORK_KEYS if key is not None)
     raise ValueError(
         f"a weight file must hold tensors at the top level or at one of {keys}; {origin} has none "
-        "there, but "
-        f"{_some(list(map(str, contents)))}. Save the state_dict() of the network alone."
+        f"there, but {_some(list(map(str, contents)))}. Save only the network's state_dict()."
     )
 
 
 def _check_shapes(kept: Mapping[str, Tensor], wanted: Mapping[str, Tensor], origin: str) -> None:
     wrong = {name: value for name, value in kept.items() if value.shape != wanted[name].shape}
     for name, value in wrong.items():
-        ours, theirs = ("x".join(map(str, kernel.shape[-2:])) for kernel in (wanted[name], value))
+        ours = "x".join(map(str, wanted[name].shape[-2:]))
+        theirs = "x".join(map(str, value.shape[-2:]))
         if name.endswith("patch_embed.proj.weight") and ours != theirs:
             raise ValueError(
                 f"patch kernels must have the backbone's size, {ours}; {origin} has {theirs}. "
-                "Kernels are not resized (16x16 ones make poor 2x2 ones): take weights trained "
-                "with this patch_size."
+                "Kernels are not resized (a 16x16 kernel makes a poor 2x2 one): use weights "
+                "trained with this patch_size."
             )
     if wrong:
         shapes = [
@@ -292,6 +283,5 @@ def _check_shapes(kept: Mapping[str, Tensor], wanted: Mapping[str, Tensor], orig
 
 
 def _some(names: list[str], most: int = 12) -> str:
-    return (", ".join(names[:most]) or "nothing") + (
-        f" and {len(names) - most} more" if len(names) > most else ""
-    )
+    text = ", ".join(names[:most]) or "nothing"
+    return f"{text} and {len(names) - most} more" if len(names) > most else text
