@@ -7,7 +7,7 @@ import pytest
 
 from semigpc.data import ArraysConfig, splits_from_arrays
 from semigpc.data.arrays import load
-from semigpc.io.errors import DataError
+from semigpc.io.errors import DataError, SettingsError
 
 RNG = np.random.default_rng(0)
 X = RNG.integers(0, 256, (30, 4, 5, 3), dtype=np.uint8)
@@ -111,7 +111,7 @@ def test_arrays_that_do_not_fit_are_refused(arguments: dict[str, np.ndarray], me
 
 
 def test_the_fraction_is_checked() -> None:
-    with pytest.raises(DataError, match=r"\[0, 1\) of the labels; got 1.5"):
+    with pytest.raises(SettingsError, match=r"\[0, 1\) of the labels; got 1.5"):
         ArraysConfig(path="x.npz", validation=1.5)
 
 

@@ -24,7 +24,7 @@ from semigpc.data.augment import (
     rand_augment,
     resized,
 )
-from semigpc.io.errors import DataError
+from semigpc.io.errors import SettingsError
 from semigpc.io.images import Pixels, to_image, to_pixels
 from tests.data.samples import plain_view, random_image
 
@@ -248,5 +248,5 @@ def test_an_unknown_view_is_answered_with_the_known_ones() -> None:
     ],
 )
 def test_configs_check_their_ranges(changes: dict[str, object], message: str) -> None:
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(SettingsError, match=message):
         AugmentConfig(**({"image_size": 8} | changes))  # type: ignore[arg-type]

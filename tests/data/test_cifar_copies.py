@@ -109,5 +109,5 @@ def test_copies_that_are_no_cifar_are_refused(copy: Path, tmp_path: Path) -> Non
     with pytest.raises(DataError, match=r"in train/ at its top; .*deep.zip has 0: none"):
         load(config(zipped(tmp_path, tmp_path.parent / "deep.zip")), seed=0)
     (tmp_path / "cifar.tar").touch()
-    with pytest.raises(DataError, match=r"cifar.tar is another.*official archive, give the folder"):
+    with pytest.raises(DataError, match=r"cifar.tar is another.*official archive, pass its folder"):
         load(config(tmp_path / "cifar.tar"), seed=0)

@@ -6,7 +6,7 @@ from sklearn.datasets import load_digits
 
 from semigpc.data import DigitsConfig, SplitConfig, long_tail_counts
 from semigpc.data.digits import SMALLEST_CLASS, load
-from semigpc.io.errors import DataError
+from semigpc.io.errors import SettingsError
 
 
 def test_the_default_is_a_long_tail_with_zero_at_its_head() -> None:
@@ -66,7 +66,7 @@ def test_the_rarest_digit_is_the_limit() -> None:
     data = load(DigitsConfig(split=whole, test_per_class=0, validation_per_class=0), seed=0)
     assert data.validation is data.test is None
     assert np.bincount(data.unlabeled_truth).tolist() == [SMALLEST_CLASS] * 10
-    with pytest.raises(DataError, match=r"174 images.*got 50 and 125"):
+    with pytest.raises(SettingsError, match=r"174 images.*got 50 and 125"):
         DigitsConfig(split=SplitConfig(labeled_head=10, unlabeled_head=125))
-    with pytest.raises(DataError, match="0 or more; got -1 and 10"):
+    with pytest.raises(SettingsError, match="0 or more; got -1 and 10"):
         DigitsConfig(test_per_class=-1)

@@ -10,7 +10,7 @@ from PIL import Image
 from semigpc.data import FolderConfig, SplitConfig, Splits
 from semigpc.data.folder import load
 from semigpc.data.splits import with_validation
-from semigpc.io.errors import DataError
+from semigpc.io.errors import DataError, SettingsError
 from tests.data.samples import write_images
 
 
@@ -212,7 +212,7 @@ def test_a_benchmark_and_a_table_need_labels(root: Path) -> None:
     ],
 )
 def test_configs_check_their_ranges(changes: dict[str, object], message: str) -> None:
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(SettingsError, match=message):
         FolderConfig(**({"root": "x"} | changes))  # type: ignore[arg-type]
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from semigpc.data import SplitConfig, carve_validation, long_tail_counts, long_tail_split
 from semigpc.data.splits import Overlap
-from semigpc.io.errors import DataError
+from semigpc.io.errors import DataError, SettingsError
 
 LABELS = np.tile(np.arange(10), 5000)  # ten classes of 5000, interleaved
 
@@ -83,7 +83,7 @@ def test_the_last_class_is_the_head_over_the_ratio(head: int, ratio: int) -> Non
     [(10, 0.5, 3), (10, 0, 3), (10, float("inf"), 3), (10, 2, 1), (-1, 2, 3)],
 )
 def test_impossible_tails_are_refused(head: int, ratio: float, n_classes: int) -> None:
-    with pytest.raises(DataError, match="got"):
+    with pytest.raises(SettingsError, match="got"):
         long_tail_counts(head, ratio, n_classes)
 
 
@@ -190,7 +190,7 @@ def test_labels_cannot_be_nested_in_fewer_images() -> None:
     ],
 )
 def test_configs_check_their_ranges(changes: dict[str, object], message: str) -> None:
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(SettingsError, match=message):
         SplitConfig(**({"labeled_head": 10, "unlabeled_head": 20} | changes))  # type: ignore[arg-type]
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from semigpc.data.dataset import ImageSet, Splits, integers
 from semigpc.data.splits import carve_validation, no_validation
-from semigpc.io.errors import DataError
+from semigpc.io.errors import DataError, SettingsError
 from semigpc.io.images import ArrayImages
 from semigpc.io.paths import checked
 from semigpc.io.text import listed
@@ -47,8 +47,7 @@ NPZ_ERRORS = (
 
 @dataclass(frozen=True, kw_only=True)
 class ArraysConfig:
-    """A file written by ``numpy.savez`` with the arrays that :func:`splits_from_arrays` takes,
-    under the same names.
+    """A file of ``numpy.savez`` with the arrays of :func:`splits_from_arrays`, named as there.
 
     Args:
         path: the ``.npz`` file.
@@ -62,7 +61,7 @@ class ArraysConfig:
 
     def __post_init__(self) -> None:
         if not 0 <= self.validation < 1:
-            raise DataError(
+            raise SettingsError(
                 f"validation must be a fraction in [0, 1) of the labels; got {self.validation}."
             )
 
@@ -76,9 +75,8 @@ def load(config: ArraysConfig, seed: int) -> Splits:
     if missing or unknown:
         raise DataError(
             f"{path} must have {', '.join(REQUIRED)} and may have {', '.join(OPTIONAL)}; missing: "
-            f"{listed(missing) or 'none'}, "
-            f"unknown: {listed(unknown) or 'none'}. Rename the arrays, and give an empty "
-            "x_unlabeled if there are none."
+            f"{listed(missing) or 'none'}, unknown: {listed(unknown) or 'none'}. Rename the "
+            "arrays; without unlabelled images, add an empty x_unlabeled."
         )
     return splits_from_arrays(
         **arrays, class_names=config.class_names, validation=config.validation, seed=seed
@@ -86,10 +84,10 @@ def load(config: ArraysConfig, seed: int) -> Splits:
 
 
 def read_npz(path: Path, only: Collection[str] | None = None) -> dict[str, NDArray[Any]]:
-    """Read the arrays of a file of ``numpy.savez`` by name, or ``only`` some of them; nothing is
-    unpickled.
+    """Read the arrays of a file of ``numpy.savez`` by name, or ``only`` some of them.
 
-    The size that a header claims is compared with the bytes of the file before memory is allocated.
+    Nothing is unpickled. The size that a header claims is compared with the bytes of the file
+    before memory is allocated.
 
     Raises:
         DataError: it does not exist, is damaged, contains objects, or is larger than the memory of
@@ -155,8 +153,7 @@ def splits_from_arrays(
 ) -> Splits:
     """Return splits of images that are already in memory; the arrays are shared, not copied.
 
-    Unlabelled images are the rows of ``x_labeled`` whose label is -1, or ``x_unlabeled``, but not
-    both.
+    Unlabelled images are either ``x_unlabeled`` or the rows of ``x_labeled`` with label -1.
 
     Args:
         x_labeled: (n, H, W, 3) or (n, H, W) bytes, like every other x.
@@ -170,12 +167,7 @@ def splits_from_arrays(
         validation: fraction of the labels to hold out, if there is no ``x_val``.
         seed: decides which.
     """
-    labeled = _image_set("labeled", x_labeled, y_labeled)
-    if labeled is None:
-        raise DataError("x_labeled and y_labeled must be given.")
-    unlabeled = _unlabeled_images(labeled, x_labeled, x_unlabeled)
-    if (labeled.labels < 0).any():
-        labeled = labeled.subset(np.flatnonzero(labeled.labels >= 0))
+    labeled, unlabeled = _labeled_and_unlabeled(x_labeled, y_labeled, x_unlabeled)
     truth = np.full(len(unlabeled), -1) if y_unlabeled_truth is None else y_unlabeled_truth
     test = _image_set("test", x_test, y_test)
     held_out = _image_set("val", x_val, y_val)
@@ -185,36 +177,41 @@ def splits_from_arrays(
         held_out = labeled.subset(carved) if len(carved) else None
         labeled = labeled.subset(kept)
         notes += [] if len(carved) else [no_validation(validation)]
-    if not class_names:
-        parts = [part for part in (labeled, held_out, test) if part is not None]
-        largest = max(int(part.labels.max(initial=-1)) for part in parts)
-        class_names = tuple(str(c) for c in range(largest + 1))
     return Splits(
         labeled=labeled,
         unlabeled=unlabeled.without_labels(),
         unlabeled_truth=integers(truth, "y_unlabeled_truth"),
         validation=held_out,
         test=test,
-        class_names=class_names,
+        class_names=class_names or _numbers(labeled, held_out, test),
         unlabeled_out=None if unlabeled_out is None else np.asarray(unlabeled_out),
         notes=tuple(notes),
     )
 
 
-def _unlabeled_images(
-    labeled: ImageSet, x_labeled: NDArray[Any], x_unlabeled: NDArray[Any] | None
-) -> ImageSet:
-    """Return the rows of ``labeled`` without a label, or else ``x_unlabeled``."""
-    pixels = x_labeled[:0] if x_unlabeled is None or not len(x_unlabeled) else x_unlabeled
+def _labeled_and_unlabeled(
+    x_labeled: NDArray[Any], y_labeled: NDArray[Any], x_unlabeled: NDArray[Any] | None
+) -> tuple[ImageSet, ImageSet]:
+    labeled = _image_set("labeled", x_labeled, y_labeled)
+    if labeled is None:
+        raise DataError("x_labeled and y_labeled must be given.")
+    if x_unlabeled is None or not len(x_unlabeled):
+        x_unlabeled = x_labeled[:0]
     bare = np.flatnonzero(labeled.labels < 0)
     if not len(bare):
-        return _named("unlabeled", pixels, np.full(len(pixels), -1))
-    if len(pixels):
+        return labeled, _named("unlabeled", x_unlabeled, np.full(len(x_unlabeled), -1))
+    if len(x_unlabeled):
         raise DataError(
             f"{len(bare)} rows of y_labeled are -1, unlabelled, and x_unlabeled has "
-            f"{len(pixels)} more images. Give unlabelled images in one of the two ways."
+            f"{len(x_unlabeled)} more images. Pass unlabelled images in one of the two ways."
         )
-    return labeled.subset(bare)
+    return labeled.subset(np.flatnonzero(labeled.labels >= 0)), labeled.subset(bare)
+
+
+def _numbers(*parts: ImageSet | None) -> tuple[str, ...]:
+    """Return class names 0, 1, ... up to the largest label."""
+    largest = max(int(part.labels.max(initial=-1)) for part in parts if part is not None)
+    return tuple(str(c) for c in range(largest + 1))
 
 
 def _image_set(part: str, x: NDArray[Any] | None, y: NDArray[Any] | None) -> ImageSet | None:
@@ -231,8 +228,7 @@ def _image_set(part: str, x: NDArray[Any] | None, y: NDArray[Any] | None) -> Ima
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
         raise DataError(
             f"y_{part} must be a vector of integers, 0 to classes - 1; got {labels.dtype} of shape "
-            f"{labels.shape}. "
-            "Number the classes first: numpy.unique(y, return_inverse=True) does."
+            f"{labels.shape}. Number the classes with numpy.unique(y, return_inverse=True)."
         )
     if len(labels) and labels.min() < -1:
         raise DataError(

@@ -26,7 +26,7 @@ from PIL import Image, ImageEnhance, ImageOps
 from torch import Tensor
 
 from semigpc.data.dataset import ImageSet, Integers
-from semigpc.io.errors import DataError
+from semigpc.io.errors import SettingsError
 from semigpc.io.images import PixelFile, Pixels, to_image, to_pixels
 
 Triple = tuple[float, float, float]
@@ -54,26 +54,24 @@ DRAFT_FACTOR = 2
 
 
 class ViewSource(Protocol):
-    """Turns images into the input of a network: views cut from pixels, or features computed ahead
-    of time.
+    """Turns images into the input of a network: views cut from pixels, or cached features.
 
-    ``fetch`` gets what the random views of some images are made from, once for all views. ``cut``
-    and ``plain`` return a tensor of n rows, one for each image, in as few bytes as will do;
-    ``normalise`` makes the network's input of it.
+    ``fetch`` returns the data from which all random views of some images are made. ``cut`` and
+    ``plain`` return a compact tensor of n rows, one per image; ``normalise`` turns it into the
+    network's input.
     """
 
     def keep(self, image_set: ImageSet, /, *, plain: bool) -> None:
-        """Prepare to keep what takes long to make of a set's images, for plain views or for random
-        ones.
+        """Prepare to cache decoded images of a set, for plain or for random views.
 
-        Called before worker processes start, which then share what each of them makes.
+        Called before worker processes start, which then share the cache.
         """
 
     def fetch(self, image_set: ImageSet, indices: Integers, /) -> Any:
-        """Get images (n,) of a set."""
+        """Return what :meth:`cut` needs of images (n,) of a set."""
 
     def cut(self, name: str, fetched: Any, rng: Generator, /) -> Tensor:
-        """Return a random view of each, of the kind ``name``."""
+        """Return a random view of the kind ``name`` of each image."""
 
     def plain(self, image_set: ImageSet, indices: Integers, /) -> Tensor:
         """Return the views of images (n,) for evaluation, without randomness."""
@@ -84,8 +82,7 @@ class ViewSource(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class AugmentConfig:
-    """How images become views of ``image_size`` x ``image_size``, with s = image_size and r =
-    crop_ratio.
+    """How images become views of s x s pixels, with s = image_size and r = crop_ratio.
 
     * ``pad`` (small images): resized to s x s unless they are that already, padded by int(s (1 -
       r)) reflected pixels on every side, cropped to s at random. Evaluation: resized to s x s.
@@ -115,24 +112,22 @@ class AugmentConfig:
 
     def __post_init__(self) -> None:
         if self.image_size < 2:
-            raise DataError(f"image_size must be at least 2 pixels; got {self.image_size}.")
+            raise SettingsError(f"image_size must be at least 2 pixels; got {self.image_size}.")
         if self.style not in ("pad", "resize"):
-            raise DataError(f"style must be 'pad' or 'resize'; got {self.style!r}.")
+            raise SettingsError(f"style must be 'pad' or 'resize'; got {self.style!r}.")
         if not 0.5 <= self.crop_ratio <= 1:
-            raise DataError(f"crop_ratio must lie in [0.5, 1]; got {self.crop_ratio}.")
+            raise SettingsError(f"crop_ratio must lie in [0.5, 1]; got {self.crop_ratio}.")
         if self.operations < 0:
-            raise DataError(f"operations must be 0 or more; got {self.operations}.")
+            raise SettingsError(f"operations must be 0 or more; got {self.operations}.")
         if len(self.mean) != 3 or len(self.std) != 3 or min(self.std) <= 0:
-            raise DataError(
+            raise SettingsError(
                 f"mean and std must be three numbers each, std above 0; got {self.mean} and "
                 f"{self.std}."
             )
 
 
 class Augment:
-    """A :class:`ViewSource` of pixels. All randomness comes from the generator passed in: equal
-    generators give equal views.
-    """
+    """A :class:`ViewSource` of pixels; equal generators give equal views."""
 
     def __init__(self, config: AugmentConfig) -> None:
         self.config = config
@@ -140,21 +135,19 @@ class Augment:
         ratio = config.crop_ratio
         self._large = math.floor(size / ratio)
         pad = int(size * (1 - ratio))
-        # Reflected about the first pixel, which is not repeated, and about the last; (s + 2 pad,).
+        # Columns (s + 2 pad,) reflected about the first and the last, which are not repeated.
         within = np.abs(np.arange(-pad, size + pad))
         self._reflected = np.minimum(within, 2 * (size - 1) - within)
-        # Places a crop may start at, less one.
+        # The largest offset of a crop.
         self._slack = 2 * pad if config.style == "pad" else self._large - size
         self._statistics: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Send the config alone to another process, and no tensor of a device."""
+        """Send only the config to another process, and no tensor on a device."""
         return Augment, (self.config,)
 
     def keep(self, image_set: ImageSet, *, plain: bool) -> None:
-        """Keep squares, or plain views, in a :class:`PixelFile` of the set, if its images have to
-        be decoded.
-        """
+        """Keep squares, or plain views, in a :class:`PixelFile` if the pool has ``cache_bytes``."""
         limit = image_set.images.cache_bytes
         if limit and self._key(plain) not in image_set.kept:
             image_set.kept[self._key(plain)] = PixelFile(len(image_set), self._side(plain), limit)
@@ -183,7 +176,7 @@ class Augment:
             scale = (1 / (255 * std)).float().to(views.device)
             self._statistics[views.device] = scale, (-mean / std).float().to(views.device)
         scale, shift = self._statistics[views.device]
-        # Bytes are put in order before they grow.
+        # Reordered as bytes, since floats would take four times the memory traffic.
         return views.movedim(-1, -3).contiguous().float().mul_(scale).add_(shift)
 
     def decode(self, image_set: ImageSet, index: int) -> Image.Image:
@@ -216,22 +209,21 @@ class Augment:
         if self.config.style == "pad":
             return resized(pixels, size, size)
         short = min(image.size)
-        height, width = (
-            self._large if side == short else int(self._large * side / short)
-            for side in pixels.shape[:2]
-        )
+        height, width = (self._scaled(side, short) for side in pixels.shape[:2])
         top = round((height - size) / 2)
         left = round((width - size) / 2)
         return resized(pixels, height, width)[top : top + size, left : left + size]
+
+    def _scaled(self, side: int, short: int) -> int:
+        """Return a side of an image whose shorter side is resized to floor(s / r)."""
+        return self._large if side == short else int(self._large * side / short)
 
     def _side(self, plain: bool) -> int:
         return self.config.image_size if plain or self.config.style == "pad" else self._large
 
     def _key(self, plain: bool) -> str:
-        return (
-            f"{'plain' if plain else 'square'} {self.config.style} {self.config.image_size} "
-            f"{self._large}"
-        )
+        kind = "plain" if plain else "square"
+        return f"{kind} {self.config.style} {self.config.image_size} {self._large}"
 
     def _prepared(self, image_set: ImageSet, indices: Integers, *, plain: bool) -> Pixels:
         make = self.evaluation_pixels if plain else self.square
@@ -282,7 +274,7 @@ def resized(pixels: Pixels, height: int, width: int) -> Pixels:
     """Resize (H, W, 3) bytes to (height, width, 3): bilinear and antialiased."""
     if pixels.shape[:2] == (height, width):
         return pixels
-    # The view and the result have the strides of channels that come last, for which torch is fast.
+    # View and result have channels-last strides, for which torch is fast.
     channels_last = torch.from_numpy(pixels)[None].permute(0, 3, 1, 2)
     result = F.interpolate(channels_last, (height, width), mode="bilinear", antialias=True)
     return result[0].permute(1, 2, 0).numpy()
@@ -328,9 +320,7 @@ def _autocontrast(image: Image.Image, _: float) -> Image.Image:
 
 
 def _equalize(image: Image.Image, _: float) -> Image.Image:
-    """Make each channel's histogram as flat as a table allows, counting in steps of (pixels - those
-    of the top value) / 255.
-    """
+    """Flatten each channel's histogram, in steps of (pixels - those of the top value) / 255."""
     if not _is_small(image):
         return ImageOps.equalize(image)
     if image.width * image.height < 256:  # the step is 0: nothing to spread
@@ -378,9 +368,7 @@ def _look_up(image: Image.Image, table: NDArray[np.int64]) -> Image.Image:
 
 
 def _affine(image: Image.Image, *coefficients: float) -> Image.Image:
-    """Pixel (x, y) is taken from (a x + b y + c, d x + e y + f), nearest neighbour, black where
-    that is outside.
-    """
+    """Take pixel (x, y) from (a x + b y + c, d x + e y + f), nearest neighbour; black outside."""
     return image.transform(
         image.size, Image.Transform.AFFINE, coefficients, Image.Resampling.NEAREST
     )
@@ -409,10 +397,9 @@ POOL: tuple[Operation, ...] = (
 
 
 def cutout(image: Image.Image, fraction: float, centre: tuple[float, float]) -> Image.Image:
-    """Paint a square of side s = fraction * width, pushed inside at the top left and cut off at the
-    bottom right.
+    """Paint a square of side s = fraction * width in grey.
 
-    The corner is floor(max(0, centre - s / 2)), and both it and corner + s belong to the square, as
+    It is moved inside at the top left and cut off at the bottom right. The corner is floor(max(0, centre - s / 2)), and both it and corner + s belong to the square, as
     when Pillow draws a rectangle. A fraction of 0 leaves the image as it is.
     """
     if fraction <= 0:
@@ -429,10 +416,10 @@ def cutout(image: Image.Image, fraction: float, centre: tuple[float, float]) -> 
 
 
 def rand_augment(image: Image.Image, rng: Generator, operations: int) -> Image.Image:
-    """Apply ``operations`` draws from the pool, uniform and with replacement, each at a random
-    magnitude; then a cutout.
+    """Apply ``operations`` random operations of the pool, then a cutout.
 
-    The published recipes have 3. The input is not changed.
+    Operations are drawn uniformly with replacement, each with a random magnitude. The published
+    recipes have 3. The input is not changed.
     """
     # One call: a scalar draw costs as much as a vector.
     draws: list[float] = rng.random(2 * operations + 3).tolist()

@@ -1,7 +1,7 @@
-"""CIFAR-10 and CIFAR-100, cut to a long tail: the official binary files, or a copy as image files,
-in a folder or a zip.
+"""CIFAR-10 and CIFAR-100, cut to a long tail: the official binary files, or a copy as images.
 
-The official archives are downloaded, checked against the published md5 sum, and unpacked.
+The official archives are downloaded, checked against the published md5 sum, and unpacked. A copy is
+a folder or a zip file.
 """
 
 import hashlib
@@ -22,32 +22,35 @@ from semigpc.data.dataset import ImageSet, Splits
 from semigpc.data.folder import class_folders
 from semigpc.data.splits import SplitConfig, long_tail_split, put_aside
 from semigpc.io.atomic import replacing
-from semigpc.io.errors import DataError
+from semigpc.io.errors import DataError, SettingsError
 from semigpc.io.images import FileImages, Images, Pixels, ZipImages, to_image, zipped_images
 from semigpc.io.text import listed, ordered
 
 PARTS = ("train", "test")
-# images, equally many of each class
-TRAINING = 50_000
-TEST = 10_000
-SIDE = 32
-PIXELS = 3 * SIDE * SIDE  # bytes of an image: its red, green and blue, each row by row
-Progress = Callable[[int, int], None]  # bytes received so far, bytes in all
-Pool = tuple[
-    ImageSet, int, tuple[str, ...]
-]  # all images, how many of them, the first ones, are for training, class names
-BLOCK = 2**18  # bytes read at a time, between two reports of progress
+TRAINING = 50_000  # images, equally many of each class
+TEST = 10_000  # images, equally many of each class
+SIDE = 32  # pixels
+IMAGE_BYTES = 3 * SIDE * SIDE  # all red values row by row, then green, then blue
+BLOCK_BYTES = 2**18  # read at a time, between two reports of progress
 TIMEOUT = 30.0  # seconds without a response
 _HOST = "https://www.cs.toronto.edu/~kriz"
 _CIFAR10 = "cifar-10-binary.tar.gz"
 _CIFAR100 = "cifar-100-binary.tar.gz"
 
+Progress = Callable[[int, int], None]  # bytes received so far, bytes in all
+
+
+class Pool(NamedTuple):
+    """All images, of which the first ``training`` are for training, and the names of the classes."""
+
+    images: ImageSet
+    training: int
+    class_names: tuple[str, ...]
+
 
 @dataclass(frozen=True)
 class Archive:
-    """A ``.tar.gz`` that its owners publish: where, its name on disk, its sum and bytes, and the
-    folder inside to unpack.
-    """
+    """A published ``.tar.gz``: address, name on disk, md5 sum, bytes, and the folder to unpack."""
 
     url: str
     file_name: str
@@ -75,11 +78,11 @@ ARCHIVES: dict[str, Archive] = {
 
 
 class Form(NamedTuple):
-    """The names and the content of the official files of one CIFAR.
+    """Names and layout of the official files of one CIFAR.
 
     A record is ``label_bytes``, the last of which is the class, and an image. ``files`` maps names
-    to numbers of records; the last is the test set. ``pickles`` are the folder and the archive of
-    the pickled form, which is not read.
+    to numbers of records; the last file is the test set. ``pickles`` are the folder and the archive
+    of the pickled form, which is not read.
     """
 
     name: str
@@ -92,15 +95,17 @@ class Form(NamedTuple):
     @property
     def record_bytes(self) -> int:
         """Bytes of labels and image."""
-        return self.label_bytes + PIXELS
+        return self.label_bytes + IMAGE_BYTES
 
 
 FORMS: dict[int, Form] = {
     10: Form(
         name="cifar10",
         archive=ARCHIVES["cifar10"],
-        files={f"data_batch_{i}.bin": TRAINING // 5 for i in range(1, 6)}
-        | {"test_batch.bin": TEST},
+        files={
+            **{f"data_batch_{i}.bin": TRAINING // 5 for i in range(1, 6)},
+            "test_batch.bin": TEST,
+        },
         label_bytes=1,
         class_names="batches.meta.txt",
         pickles=("cifar-10-batches-py", "cifar-10-python.tar.gz"),
@@ -118,8 +123,7 @@ FORMS: dict[int, Form] = {
 
 @dataclass(frozen=True, kw_only=True)
 class CifarConfig:
-    """Class 0, airplane or apple, is the head. All test images are used, 10 000 in the official
-    files.
+    """CIFAR with a long tail, whose head is class 0 (airplane, apple), and with all test images.
 
     Args:
         root: the folder with ``cifar10/`` or ``cifar100/``, where the official archive lies or is
@@ -146,57 +150,31 @@ class CifarConfig:
 
     def __post_init__(self) -> None:
         if self.n_classes not in FORMS:
-            raise DataError(
-                f"n_classes must be 10 or 100, the CIFARs there are; got {self.n_classes}."
+            raise SettingsError(
+                f"n_classes must be 10 or 100, for CIFAR-10 or CIFAR-100; got {self.n_classes}."
             )
         if self.validation_per_class < 0:
-            raise DataError(
+            raise SettingsError(
                 f"validation_per_class must be 0 or more; got {self.validation_per_class}."
             )
         per_class = TRAINING // self.n_classes
         if self.validation_per_class + self.split.labeled_head > per_class:
-            raise DataError(
-                f"A class of CIFAR-{self.n_classes} has {per_class} training images, which must do "
-                "for validation and the "
-                f"head of the labels; got {self.validation_per_class} and "
-                f"{self.split.labeled_head}. Lower one of them; the "
-                f"paper's heads are {per_class * 3 // 10} labelled and {per_class} unlabelled "
-                "images."
+            raise SettingsError(
+                f"A class of CIFAR-{self.n_classes} has {per_class} training images for validation "
+                f"and the head of the labels; got {self.validation_per_class} and "
+                f"{self.split.labeled_head}. Lower one of them; the paper's heads are "
+                f"{per_class * 3 // 10} labelled and {per_class} unlabelled images."
             )
 
 
 def load(config: CifarConfig, seed: int) -> Splits:
-    """Find the images, unpacking or downloading them if necessary, and draw the validation,
-    labelled and unlabelled ones.
-    """
-    images, training, class_names = find(
-        Path(config.root).expanduser(), config.n_classes, download=config.download
-    )
+    """Find the images, or unpack or download them, and draw validation, labelled and unlabelled."""
+    root = Path(config.root).expanduser()
+    pool = find(root, config.n_classes, download=config.download)
+    images, training, class_names = pool
     validation, rest = put_aside(images.labels[:training], (config.validation_per_class,), seed)
     split = long_tail_split(images.labels[rest], config.n_classes, config.split, seed)
     unlabeled = images.subset(rest[split.unlabeled])
-    notes = []
-    if (training, len(images)) != (TRAINING, TRAINING + TEST):
-        copy = (
-            f"The copy of CIFAR-{config.n_classes} has {training} training and "
-            f"{len(images) - training} test images"
-        )
-        notes.append(f"{copy}, and not {TRAINING} and {TEST}.")
-    if (
-        config.split.overlap == "nested"
-    ):  # U then takes what there is, and its ratio is not the one requested
-        wanted = config.split.counts(config.n_classes)[1]
-        drawn = np.bincount(unlabeled.labels, minlength=config.n_classes)
-        short = [
-            f"{name} ({n} of {u})"
-            for name, n, u in zip(class_names, drawn, wanted, strict=True)
-            if n < u
-        ]
-        if short:
-            notes.append(
-                "Classes with fewer unlabelled images than asked for, since no more are left: "
-                f"{listed(short)}."
-            )
     return Splits(
         labeled=images.subset(rest[split.labeled]),
         unlabeled=unlabeled.without_labels(),
@@ -204,14 +182,34 @@ def load(config: CifarConfig, seed: int) -> Splits:
         validation=images.subset(validation) if len(validation) else None,
         test=images.subset(np.arange(training, len(images))),
         class_names=class_names,
-        notes=tuple(notes),
+        notes=tuple(_notes(config, pool, unlabeled)),
     )
 
 
+def _notes(config: CifarConfig, pool: Pool, unlabeled: ImageSet) -> Iterator[str]:
+    """Yield notes on a copy with fewer images, and on classes with too few unlabelled ones."""
+    test = len(pool.images) - pool.training
+    if (pool.training, test) != (TRAINING, TEST):
+        yield (
+            f"The copy of CIFAR-{config.n_classes} has {pool.training} training and {test} test "
+            f"images, and not {TRAINING} and {TEST}."
+        )
+    if config.split.overlap != "nested":
+        return
+    # U takes the images that there are, and its ratio is then not the one requested.
+    _, requested = config.split.counts(config.n_classes)
+    drawn = np.bincount(unlabeled.labels, minlength=config.n_classes)
+    counts = zip(pool.class_names, drawn, requested, strict=True)
+    short = [f"{name} ({n} of {u})" for name, n, u in counts if n < u]
+    if short:
+        yield (
+            "Classes with fewer unlabelled images than requested, since no more are left: "
+            f"{listed(short)}."
+        )
+
+
 def find(root: Path, n_classes: int, *, download: bool) -> Pool:
-    """Look below ``root`` for binary files, a copy as images, the official archive; then download
-    it, if that is allowed.
-    """
+    """Look below ``root`` for binary files, a copy as images, the archive; or download it."""
     form = FORMS[n_classes]
     archive = form.archive
     places = (root, root / form.name)
@@ -222,38 +220,34 @@ def find(root: Path, n_classes: int, *, download: bool) -> Pool:
             return _binary(place, n_classes)
     for place in places:
         if all((place / part).is_dir() for part in PARTS):
-            names = [
-                sorted(class_folders(place / part, follow_links=True).labels) for part in PARTS
-            ]
-            members = [
-                f"{part}/{name}" for part, own in zip(PARTS, names, strict=True) for name in own
-            ]
-            return _copy(place, FileImages([place / name for name in members]), members, n_classes)
+            return _copy_in_folder(place, n_classes)
     for place in places:
         if (place / archive.file_name).is_file():
             check(archive, place / archive.file_name)
             return _binary(extract(archive, place / archive.file_name, root / form.name), n_classes)
     if download:
         return _binary(fetch(archive, root / form.name), n_classes)
-    way_out = (
-        f"Fetch the binary archive with `semigpc data download {form.name} {root}`, or set "
+    raise DataError(_not_found(root, n_classes))
+
+
+def _not_found(root: Path, n_classes: int) -> str:
+    form = FORMS[n_classes]
+    remedy = (
+        f"Download the binary archive with `semigpc data download {form.name} {root}`, or set "
         "download=true."
     )
-    pickles = [
-        place / name for place in (root.parent, root, root / form.name) for name in form.pickles
-    ]
+    folders = (root.parent, root, root / form.name)
+    pickles = [folder / name for folder in folders for name in form.pickles]
     pickled = [path for path in pickles if path.exists() and path.is_relative_to(root)]
     if pickled:
-        raise DataError(
-            f"CIFAR-{n_classes} is in {root} as Python pickles only: {pickled[0]}. No pickle is "
-            "ever opened here, "
-            f"since that can run any code it holds. {way_out}"
+        return (
+            f"CIFAR-{n_classes} is in {root} as Python pickles only: {pickled[0]}. Pickles are not "
+            f"opened, since they can run any code. {remedy}"
         )
-    raise DataError(
-        f"CIFAR-{n_classes} is not in {root}: there is no folder {archive.folder} with "
-        f"{next(iter(form.files))}, no "
-        f"archive {archive.file_name}, and no copy as images in train/<class>/ and test/<class>/. "
-        f"{way_out}"
+    return (
+        f"CIFAR-{n_classes} is not in {root}: there is no folder {form.archive.folder} with "
+        f"{next(iter(form.files))}, no archive {form.archive.file_name}, and no copy as images in "
+        f"train/<class>/ and test/<class>/. {remedy}"
     )
 
 
@@ -263,43 +257,47 @@ def _binary(folder: Path, n_classes: int) -> Pool:
     missing = [name for name in (*form.files, form.class_names) if not (folder / name).is_file()]
     if missing:
         raise DataError(f"{folder} lacks {listed(missing)} of CIFAR-{n_classes}. {_again(folder)}")
-    images = RecordImages(
-        {folder / name: count for name, count in form.files.items()}, form.record_bytes
-    )
+    files = {folder / name: count for name, count in form.files.items()}
+    images = RecordImages(files, form.record_bytes)
     labels = [records[:, form.label_bytes - 1].astype(np.int64) for records in images.records]
     for name, own in zip(form.files, labels, strict=True):
         if own.max() >= n_classes:
             record = int(np.argmax(own >= n_classes))
             raise DataError(
                 f"Labels of CIFAR-{n_classes} lie in [0, {n_classes}); record {record} of "
-                f"{folder / name} has {own[record]}. "
-                f"The file is damaged. {_again(folder)}"
+                f"{folder / name} has {own[record]}. The file is damaged. {_again(folder)}"
             )
-    class_names = tuple(
-        (folder / form.class_names).read_text(encoding="utf-8", errors="replace").split()
-    )
+    text = (folder / form.class_names).read_text(encoding="utf-8", errors="replace")
+    class_names = tuple(text.split())
     if len(class_names) != n_classes:
         raise DataError(
             f"{folder / form.class_names} must name {n_classes} classes; it names "
             f"{len(class_names)}. {_again(folder)}"
         )
-    sizes = len(images) - len(labels[-1]), len(labels[-1])
-    names = [
-        f"{part}/{i:05d}" for part, size in zip(PARTS, sizes, strict=True) for i in range(size)
-    ]
-    return ImageSet(images, np.concatenate(labels), names), sizes[0], class_names
+    test = len(labels[-1])
+    training = len(images) - test
+    names = [f"train/{i:05d}" for i in range(training)] + [f"test/{i:05d}" for i in range(test)]
+    return Pool(ImageSet(images, np.concatenate(labels), names), training, class_names)
 
 
 def _again(folder: Path) -> str:
     return f"Delete {folder} and fetch the official archive again."
 
 
+def _copy_in_folder(place: Path, n_classes: int) -> Pool:
+    members = []
+    for part in PARTS:
+        names = sorted(class_folders(place / part, follow_links=True).labels)
+        members += [f"{part}/{name}" for name in names]
+    return _copy(place, FileImages([place / name for name in members]), members, n_classes)
+
+
 def _copy_in_zip(archive: Path, n_classes: int) -> Pool:
     if archive.suffix.lower() != ".zip":
         raise DataError(
             f"root must be the folder that holds CIFAR-{n_classes}, or a .zip with train/<class>/ "
-            "and test/<class>/; "
-            f"{archive} is another file. If it is the official archive, give the folder it lies in."
+            f"and test/<class>/; {archive} is another file. If it is the official archive, pass "
+            "its folder."
         )
     names = [name for name in zipped_images(archive) if name.count("/") > 1]
     members = [name for part in PARTS for name in names if name.startswith(f"{part}/")]
@@ -307,9 +305,7 @@ def _copy_in_zip(archive: Path, n_classes: int) -> Pool:
 
 
 def _copy(place: Path, images: Images, names: Sequence[str], n_classes: int) -> Pool:
-    """A copy as images: classes are its folders in the order of their names, or of their values if
-    all are numbers.
-    """
+    """Return a copy as images, with one class per folder, in the order of names or numbers."""
     classes_of = {
         part: {name.split("/")[1] for name in names if name.startswith(f"{part}/")}
         for part in PARTS
@@ -318,9 +314,9 @@ def _copy(place: Path, images: Images, names: Sequence[str], n_classes: int) -> 
         if len(classes) != n_classes:
             raise DataError(
                 f"A copy of CIFAR-{n_classes} must have {n_classes} class folders with images in "
-                f"{part}/ at its top; {place} "
-                f"has {len(classes)}: {listed(sorted(classes)) or 'none'}. Mend the copy, or set "
-                "n_classes to what it is."
+                f"{part}/ at its top; {place} has {len(classes)}: "
+                f"{listed(sorted(classes)) or 'none'}. Correct the copy, or set n_classes to "
+                f"{len(classes)}."
             )
     odd = sorted(classes_of["train"] ^ classes_of["test"])
     if odd:
@@ -332,12 +328,11 @@ def _copy(place: Path, images: Images, names: Sequence[str], n_classes: int) -> 
     numbers = {name: number for number, name in enumerate(class_names)}
     labels = np.array([numbers[name.split("/")[1]] for name in names], dtype=np.int64)
     training = sum(name.startswith("train/") for name in names)
-    return ImageSet(images, labels, names), training, class_names
+    return Pool(ImageSet(images, labels, names), training, class_names)
 
 
 class RecordImages(Images):
-    """Images in binary files of equally long records, mapped into memory, so that processes share
-    them.
+    """Images in binary files of equally long records, mapped into memory that processes share.
 
     Args:
         files: paths, each with its number of records.
@@ -355,11 +350,11 @@ class RecordImages(Images):
     def __getitem__(self, position: int) -> Image.Image:
         number = int(np.searchsorted(self.first, position, side="right")) - 1
         record = self.records[number][position - self.first[number]]
-        return to_image(record[-PIXELS:].reshape(3, SIDE, SIDE).transpose(1, 2, 0))
+        return to_image(record[-IMAGE_BYTES:].reshape(3, SIDE, SIDE).transpose(1, 2, 0))
 
     @cached_property
     def records(self) -> list[Pixels]:
-        """(records, record_bytes) of each file; its size must be right to the byte."""
+        """Arrays (records, record_bytes), one per file; the size of each file is checked."""
         return [self._map(path, count) for path, count in self.files.items()]
 
     def _map(self, path: Path, count: int) -> Pixels:
@@ -372,8 +367,7 @@ class RecordImages(Images):
             raise DataError(f"{path} cannot be read: {error}. {_again(path.parent)}") from error
         raise DataError(
             f"{path} must have {expected} bytes, {count} records of {self.record_bytes}; it has "
-            f"{size}. It is cut short or "
-            f"another file. {_again(path.parent)}"
+            f"{size}. It is truncated or another file. {_again(path.parent)}"
         )
 
     def __getstate__(self) -> dict[str, object]:
@@ -382,16 +376,14 @@ class RecordImages(Images):
 
 
 def fetch(source: Archive, folder: Path, progress: Progress | None = None) -> Path:
-    """Download an archive into ``folder`` unless it is there, unpack it beside, and return the
-    unpacked folder.
-    """
+    """Download an archive into ``folder`` if necessary, unpack it there, and return the result."""
     return extract(source, download(source, folder, progress), folder)
 
 
 def download(source: Archive, folder: Path, progress: Progress | None = None) -> Path:
     """Return the path of the archive in ``folder``, complete and with the right checksum.
 
-    It gets its name when the checksum is right. A file that is there already is checked and not
+    A file under its name has the right checksum. One that exists already is checked and not
     downloaded again.
 
     Args:
@@ -422,7 +414,7 @@ def _blocks(source: Archive, folder: Path) -> Iterator[bytes]:
     """Yield what the server sends; raise a DataError if it cannot be reached."""
     try:
         with urllib.request.urlopen(source.url, timeout=TIMEOUT) as response:
-            while block := response.read(BLOCK):
+            while block := response.read(BLOCK_BYTES):
                 yield block
     except (OSError, http.client.HTTPException) as error:
         raise DataError(
@@ -439,7 +431,7 @@ def check(source: Archive, path: Path) -> None:
     """Raise a DataError if a file is not the archive, byte for byte."""
     if (md5 := md5_of(path)) != source.md5:
         raise DataError(
-            f"{path} must have the md5 sum {source.md5} and has {md5}: it is cut short or another "
+            f"{path} must have the md5 sum {source.md5} and has {md5}: it is truncated or another "
             "file. Delete it and fetch it again."
         )
 
@@ -451,12 +443,11 @@ def md5_of(path: Path) -> str:
 
 
 def extract(source: Archive, path: Path, folder: Path) -> Path:
-    """Unpack the wanted folder of an archive, whose checksum was checked, into ``folder`` and
-    return where it is.
+    """Unpack the data folder of a checked archive into ``folder`` and return its path.
 
     The standard library's ``data`` filter rejects entries that could write elsewhere, links that
-    lead out, and devices. A hidden folder is filled first and then renamed, so a folder that is
-    there is complete and is not unpacked again.
+    lead out, and devices. A hidden folder is filled first and then renamed, so an existing folder
+    is complete and is not unpacked again.
     """
     target = folder / source.folder
     if target.exists():

@@ -8,7 +8,7 @@ import numpy as np
 
 from semigpc.data.dataset import ImageSet, Splits
 from semigpc.data.splits import SplitConfig, long_tail_split, put_aside
-from semigpc.io.errors import DataError
+from semigpc.io.errors import SettingsError
 from semigpc.io.images import ArrayImages
 
 N_CLASSES = 10
@@ -40,17 +40,16 @@ class DigitsConfig:
 
     def __post_init__(self) -> None:
         if self.test_per_class < 0 or self.validation_per_class < 0:
-            raise DataError(
+            raise SettingsError(
                 "test_per_class and validation_per_class must be 0 or more; "
                 f"got {self.test_per_class} and {self.validation_per_class}."
             )
-        apart = self.test_per_class + self.validation_per_class
-        if apart + max(self.split.unlabeled_head, self.split.labeled_head) > SMALLEST_CLASS:
-            raise DataError(
-                f"The rarest digit has {SMALLEST_CLASS} images, which must do for test, validation "
-                "and the head of the "
-                f"tail; got {apart} and {max(self.split.unlabeled_head, self.split.labeled_head)}. "
-                "Lower one of them."
+        held_out = self.test_per_class + self.validation_per_class
+        head = max(self.split.unlabeled_head, self.split.labeled_head)
+        if held_out + head > SMALLEST_CLASS:
+            raise SettingsError(
+                f"The rarest digit has {SMALLEST_CLASS} images for test, validation and the head "
+                f"of the tail; got {held_out} and {head}. Lower one of them."
             )
 
 

@@ -1,6 +1,6 @@
 """Images in a folder: one sub-folder for each class, or a table with the label of each image."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -9,7 +9,7 @@ import numpy as np
 
 from semigpc.data.dataset import ImageSet, Splits
 from semigpc.data.splits import SplitConfig, carve_validation, long_tail_split, no_validation
-from semigpc.io.errors import DataError
+from semigpc.io.errors import DataError, SettingsError
 from semigpc.io.images import GIGABYTE, FileImages
 from semigpc.io.paths import (
     EXTENSIONS,
@@ -43,7 +43,7 @@ class FolderConfig:
         split: makes a long-tailed benchmark of images that are all labelled.
         test: a folder of class folders, or a table like ``labels`` with a label in every row.
         validation: the same, or the fraction of the labels to hold out.
-        cache_bytes: of temporary files for decoded images, for each part of the data and kind of
+        cache_bytes: largest temporary file for decoded images, per part of the data and kind of
             view.
         follow_links: use links that lead out of root, which are an error otherwise.
 
@@ -64,14 +64,16 @@ class FolderConfig:
 
     def __post_init__(self) -> None:
         if self.unlisted not in ("unlabeled", "ignored"):
-            raise DataError(f"unlisted must be 'unlabeled' or 'ignored'; got {self.unlisted!r}.")
+            raise SettingsError(
+                f"unlisted must be 'unlabeled' or 'ignored'; got {self.unlisted!r}."
+            )
         if not isinstance(self.validation, str) and not 0 <= self.validation < 1:
-            raise DataError(
+            raise SettingsError(
                 "validation must be a path, or a fraction in [0, 1) of the labels; got "
                 f"{self.validation}."
             )
         if self.cache_bytes < 0:
-            raise DataError(f"cache_bytes must be 0 or more; got {self.cache_bytes}.")
+            raise SettingsError(f"cache_bytes must be 0 or more; got {self.cache_bytes}.")
 
 
 def load(config: FolderConfig, seed: int) -> Splits:
@@ -97,9 +99,8 @@ def load(config: FolderConfig, seed: int) -> Splits:
         if len(unlabeled):
             raise DataError(
                 f"split makes a benchmark of images that are all labelled; {len(unlabeled)} are "
-                "not, such as "
-                f"{pool.names[unlabeled[0]]}. Leave split out, or have them ignored, labelled or "
-                "removed."
+                f"not, such as {pool.names[unlabeled[0]]}. Leave split out, or label, ignore or "
+                "remove them."
             )
         split = long_tail_split(pool.labels[labeled], len(class_names), config.split, seed)
         unlabeled = labeled[split.unlabeled]
@@ -166,8 +167,7 @@ def _list_parts(config: FolderConfig) -> dict[str, Listing]:
         if shared:
             raise DataError(
                 "Validation and test must not share images, or the test result is biased; "
-                f"{len(shared)} are in "
-                f"both, such as {min(shared)}. Take them out of one."
+                f"{len(shared)} are in both, such as {min(shared)}. Remove them from one."
             )
     return {"training": training, **held_out}
 
@@ -187,9 +187,8 @@ def _image_sets(
         if unknown:
             raise DataError(
                 f"The {part} part has images of {listed(unknown)}, which is not a class of the "
-                "training labels "
-                f"({listed(class_names)}). Label training images of it, or take it out of the "
-                f"{part} part."
+                f"training labels ({listed(class_names)}). Label training images of it, or remove "
+                f"it from the {part} part."
             )
         positions = np.arange(first, first + len(listing.labels))
         labels = np.array([numbers[label] for label in listing.labels.values()], dtype=np.int64)
@@ -222,7 +221,25 @@ def class_folders(
     classes = {
         path.name: None if path.name == unlabeled else label_text(path.name) for path in inside
     }
-    labels: dict[str, str | None] = {}
+    names = _names_below(folder, inside, follow_links=follow_links)
+    class_names = frozenset(name for name in classes.values() if name is not None)
+    if not class_names:
+        raise DataError(
+            f"{folder} has no class folders. Make one sub-folder for each class and put its images "
+            "there, or pass a table of labels."
+        )
+    labels = {name: classes[name.partition("/")[0]] for name in names}
+    if not labels:
+        raise DataError(
+            f"There are no images in the class folders of {folder}. Known endings: "
+            f"{', '.join(sorted(EXTENSIONS))}."
+        )
+    return Listing(folder, labels, class_names, _loose_images(folder))
+
+
+def _names_below(folder: Path, inside: Sequence[Path], *, follow_links: bool) -> list[str]:
+    """Return the images of some sub-folders, relative to ``folder``; unusable ones are an error."""
+    found: list[str] = []
     bad: list[Bad] = []
     for path in inside:
         outside = leads_out(path, folder.resolve())
@@ -231,26 +248,18 @@ def class_folders(
             continue
         names, unread = sorted_images(path, folder, follow_links=follow_links)
         bad += [(f"{printable(path.name)}/{name}", reason) for name, reason in unread]
-        labels |= {f"{path.name}/{name}": classes[path.name] for name in names}
+        found += [f"{path.name}/{name}" for name in names]
     reject_bad(bad, folder)
-    named = frozenset(name for name in classes.values() if name is not None)
-    if not named:
-        raise DataError(
-            f"{folder} has no class folders. Make one sub-folder for each class and put its images "
-            "there, "
-            "or give a table of labels."
-        )
-    if not labels:
-        raise DataError(
-            f"There are no images in the class folders of {folder}. Known endings: "
-            f"{', '.join(sorted(EXTENSIONS))}."
-        )
+    return found
+
+
+def _loose_images(folder: Path) -> tuple[str, ...]:
+    """Return a note on images in the folder itself, if there are any."""
     loose = sum(1 for path in folder.iterdir() if is_image_name(path.name) and path.is_file())
-    note = (
-        f"Images that are not used, since they lie in {folder.name} itself and in no class "
-        f"folder: {loose}."
-    )
-    return Listing(folder, labels, named, (note,) if loose else ())
+    if not loose:
+        return ()
+    place = f"they lie in {folder.name} itself and in no class folder"
+    return (f"Images that are not used, since {place}: {loose}.",)
 
 
 def from_table(
@@ -263,7 +272,7 @@ def from_table(
     if missing:
         raise DataError(
             f"{table} lists {len(missing)} images that are not below {root}: {listed(missing, 3)}. "
-            "Names must be relative to that folder; mend them, put the files there or delete the "
+            "Names must be relative to that folder; correct them, add the files or delete the "
             "rows."
         )
     bad = [(printable(name), reason) for name, reason in reasons.items() if reason is not None]
@@ -286,7 +295,6 @@ def _list_held_out(place: str, root: Path, part: str, *, follow_links: bool) -> 
     if bare:
         raise DataError(
             f"Every image of the {part} part needs a label; {len(bare)} in {path} have none: "
-            f"{listed(bare, 3)}. "
-            "Label them or delete the rows."
+            f"{listed(bare, 3)}. Label them or delete the rows."
         )
     return listing

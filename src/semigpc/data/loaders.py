@@ -33,16 +33,17 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 KNOWS_SENDER = hasattr(signal, "sigwaitinfo")  # on Linux
 MOST_WORKERS = 8  # at 340 images of 224 pixels a second each, where every image is decoded
 CHEAP_WORKERS = 2  # 6700 images of 32 pixels a second
-TINY_SIDE = 32  # pixels; making views of this size takes a fifth of a millisecond an image
-WORKER_IMAGES = 1024  # fewer are evaluated in the time that starting workers takes
+TINY_SIDE = 32  # pixels; views of this size take 0.2 ms per image
+WORKER_IMAGES = 1024  # fewer are evaluated before workers would have started
 
 Item = TypeVar("Item")
 Power = Callable[[float], float]  # p of a labelled draw, by the share of training done
 
 
 def epoch_order(size: int, draws: int, *, seed: int, epoch: int, stream: int) -> Integers:
-    """Return the positions of one epoch, (draws,): whole random permutations of ``size``, and the
-    beginning of one more. They depend on (seed, epoch, stream).
+    """Return the positions of one epoch, (draws,), by (seed, epoch, stream).
+
+    They are whole random permutations of ``size``, and the beginning of one more.
     """
     rounds = -(-draws // size)
     generator = np.random.default_rng([seed, epoch, stream])
@@ -59,7 +60,8 @@ def drawn_order(
     before all were drawn once. p = 1 gives the shares of the data, p = 0 equal shares.
 
     Args:
-        labels: (n,) of the labelled images. power: p.
+        labels: (n,) of the labelled images.
+        power: p.
     """
     generator = np.random.default_rng([seed, epoch, stream])
     members = [np.flatnonzero(labels == c) for c in range(int(labels.max()) + 1)]
@@ -97,7 +99,7 @@ class BatchStream(Dataset[Batch]):
         balanced: whether batches have a second labelled part, with every class equally likely.
     """
 
-    splits: InitVar[Splits]  # of which workers get the two training parts
+    splits: InitVar[Splits]  # workers receive only the two training parts
     source: ViewSource
     _: KW_ONLY
     views: tuple[str, ...]
@@ -127,8 +129,7 @@ class BatchStream(Dataset[Batch]):
         check_unlabeled(self.views, self.unlabeled)
 
     def batches(self, *, first_step: int, workers: int, prefetch: int = 4) -> "InOrder[Batch]":
-        """Return batches ``first_step`` to ``total_steps - 1``, in order and the same for any
-        number of workers.
+        """Return batches ``first_step`` to ``total_steps - 1``, the same for any number of workers.
 
         Their views are not normalised yet, see :func:`normalised`.
 
@@ -208,17 +209,18 @@ def worker_count(
     processes: int = 1,
     device: torch.device | None = None,
 ) -> int:
-    """Return ``wanted`` worker processes, or where that is None as many as are worth having.
+    """Return ``wanted`` or, if that is None, the number of worker processes that pays off.
 
-    That is one for each core but one, and at most 8. Views of 32 pixels or less and views of images
-    in memory take so little time that 2 are enough where a GPU would have to wait for them, and
-    none is best elsewhere. Features need none.
+    That is the number of cores minus one, and at most 8. Views of 32 pixels or less and views of
+    images in memory take so little time that 2 are enough for a GPU, and none is best elsewhere.
+    Features need none.
 
     Args:
         wanted: such as ``train.workers``.
-        images: to load. source: of their views.
-        processes: that share the cores and have workers each.
-        device: that takes many steps on these views, if any does.
+        images: to load.
+        source: of their views.
+        processes: that share the cores; each has its own workers.
+        device: on which a network trains with these views, if it does.
     """
     if wanted is not None:
         return wanted
@@ -231,9 +233,7 @@ def worker_count(
 
 
 class EvaluationBatch(NamedTuple):
-    """``images`` (M, 3, H, W) or features (M, D); ``labels`` (M,) and ``positions`` (M,) in the
-    set, which stay on the host.
-    """
+    """``images`` (M, 3, H, W) or features (M, D); labels and positions (M,), which stay on the CPU."""
 
     images: Tensor
     labels: Tensor
@@ -246,12 +246,11 @@ class _EvaluationStream(Dataset[EvaluationBatch]):
     source: ViewSource
 
     def __getitem__(self, item: tuple[int, Integers]) -> EvaluationBatch:
-        image_set = self.sets[item[0]]
-        positions = item[1]
+        number, positions = item
+        image_set = self.sets[number]
         views = self.source.plain(image_set, positions)
-        return EvaluationBatch(
-            views, torch.from_numpy(image_set.labels[positions]), torch.from_numpy(positions)
-        )
+        labels = torch.from_numpy(image_set.labels[positions])
+        return EvaluationBatch(views, labels, torch.from_numpy(positions))
 
 
 class EvaluationLoader:
@@ -264,7 +263,7 @@ class EvaluationLoader:
         sets: all that will be passed to :meth:`batches`.
         source: makes the views.
         batch_size: images at a time; the last batch may be smaller.
-        workers: processes; a pass over a few images makes no use of them.
+        workers: processes; they are not used for a pass over a few images.
         device: of the batches.
     """
 
@@ -346,9 +345,9 @@ class InOrder(Generic[Item]):
             collate_fn=_as_it_is,
             num_workers=workers,
             worker_init_fn=_prepare_worker,
-            pin_memory=torch.cuda.is_available(),  # copies to a GPU then need not be waited for
-            # Without one of its own a loader draws from torch's global generator, and changes what
-            # the model draws next.
+            pin_memory=torch.cuda.is_available(),  # so that copies to a GPU are asynchronous
+            # A generator of its own: the loader would otherwise advance torch's global one, and so
+            # change the numbers that the model draws next.
             generator=torch.Generator(),
             **options,
         )
@@ -404,7 +403,7 @@ def _start(loader: DataLoader[Item]) -> Iterator[Item]:
 
 
 def _prepare_worker(_worker: int) -> None:
-    """Use one thread, and end on SIGTERM of the main process alone."""
+    """Use one thread, and end only on a SIGTERM from the main process."""
     hold(1)
     if KNOWS_SENDER:
         threading.Thread(target=_wait_for_the_end, daemon=True).start()
@@ -413,7 +412,7 @@ def _prepare_worker(_worker: int) -> None:
 
 
 def _wait_for_the_end() -> None:
-    """End on a SIGTERM from the main process; it stops a worker that no longer reads this way."""
+    """End on a SIGTERM from the main process, and ignore those of other processes."""
     while signal.sigwaitinfo((signal.SIGTERM,)).si_pid != os.getppid():
         pass
     os._exit(0)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from semigpc.data.arrays import read_npz
 from semigpc.data.dataset import ImageSet, Splits
 from semigpc.data.splits import SplitConfig, long_tail_split, put_aside
-from semigpc.io.errors import DataError
+from semigpc.io.errors import DataError, SettingsError
 from semigpc.io.images import ArrayImages
 from semigpc.io.paths import checked
 
@@ -55,7 +55,7 @@ class MnistConfig:
     def __post_init__(self) -> None:
         for name in ("validation_per_class", "test_per_class"):
             if getattr(self, name) < 0:
-                raise DataError(f"{name} must be 0 or more; got {getattr(self, name)}.")
+                raise SettingsError(f"{name} must be 0 or more; got {getattr(self, name)}.")
 
 
 def load(config: MnistConfig, seed: int) -> Splits:
@@ -64,6 +64,8 @@ def load(config: MnistConfig, seed: int) -> Splits:
     train, test = (
         _image_set(part, arrays[f"x_{part}"], arrays[f"y_{part}"], config.root) for part in PARTS
     )
+    if config.test_per_class:
+        test = test.subset(put_aside(test.labels, (config.test_per_class,), seed)[0])
     validation, rest = put_aside(train.labels, (config.validation_per_class,), seed)
     split = long_tail_split(train.labels[rest], N_CLASSES, config.split, seed)
     unlabeled = train.subset(rest[split.unlabeled])
@@ -72,9 +74,7 @@ def load(config: MnistConfig, seed: int) -> Splits:
         unlabeled=unlabeled.without_labels(),
         unlabeled_truth=unlabeled.labels,
         validation=train.subset(validation) if len(validation) else None,
-        test=test.subset(put_aside(test.labels, (config.test_per_class,), seed)[0])
-        if config.test_per_class
-        else test,
+        test=test,
         class_names=tuple(str(c) for c in range(N_CLASSES)),
     )
 
@@ -98,8 +98,10 @@ def _read(root: Path) -> dict[str, NDArray[Any]]:
 
 
 def _read_idx(folder: Path, name: str) -> NDArray[np.uint8]:
-    """Read a file of bytes: two zeros, the type, the number of dimensions, each of them as a
-    big-endian int32, the bytes.
+    """Read an idx file of bytes.
+
+    It has two zeros, the type, the number of dimensions, each dimension as a big-endian int32, and
+    then the values.
     """
     paths = [path for path in (folder / name, folder / f"{name}.gz") if path.is_file()]
     if not paths:
@@ -122,19 +124,13 @@ def _read_idx(folder: Path, name: str) -> NDArray[np.uint8]:
 
 
 def _image_set(part: str, pixels: NDArray[Any], labels: NDArray[Any], root: str) -> ImageSet:
-    if (
-        labels.shape != pixels.shape[:1]
-        or labels.dtype.kind not in "iu"
-        or set(np.unique(labels)) != set(range(N_CLASSES))
-    ):
+    digits = set(np.unique(labels))
+    are_integers = labels.shape == pixels.shape[:1] and labels.dtype.kind in "iu"
+    if not are_integers or digits != set(range(N_CLASSES)):
         raise DataError(
             f"The {part} labels of MNIST must be one digit for each of {len(pixels)} images, and "
-            "every digit must occur; "
-            f"{root} has {labels.dtype} labels of shape {labels.shape}, {len(np.unique(labels))} "
-            "of them different."
+            f"every digit must occur; {root} has {labels.dtype} labels of shape {labels.shape}, "
+            f"{len(digits)} of them different."
         )
-    return ImageSet(
-        ArrayImages(pixels),
-        labels.astype(np.int64),
-        [f"{part}/{i:05d}" for i in range(len(labels))],
-    )
+    names = [f"{part}/{i:05d}" for i in range(len(labels))]
+    return ImageSet(ArrayImages(pixels), labels.astype(np.int64), names)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semigpc.data.dataset import Integers, Splits
-from semigpc.io.errors import DataError
+from semigpc.io.errors import DataError, SettingsError
 
 Overlap = Literal["nested", "usb", "disjoint"]
 Shuffler = Literal["pcg64", "usb"]
@@ -21,7 +21,7 @@ def long_tail_counts(head_count: int, imbalance_ratio: float, n_classes: int) ->
 
         N_c = floor(N_1 gamma^(-c / (C - 1))),  c = 0 .. C - 1
 
-    Floored and not rounded: only so do the totals agree with those printed in the paper (4196, 3720
+    Floored, not rounded, since only then do the totals agree with those of the paper (4196, 3720
     and 3496 for CIFAR-10).
 
     Args:
@@ -32,16 +32,16 @@ def long_tail_counts(head_count: int, imbalance_ratio: float, n_classes: int) ->
     """
     gamma = abs(imbalance_ratio)
     if not (gamma >= 1 and math.isfinite(gamma)):
-        raise DataError(
+        raise SettingsError(
             "imbalance_ratio is head over tail: 1 or more, or -1 or less for a reversed tail; got "
             f"{imbalance_ratio}."
         )
     if n_classes < 2 or head_count < 0:
-        raise DataError(
+        raise SettingsError(
             f"A long tail needs two classes and a head_count of 0 or more; got {n_classes} and "
             f"{head_count}."
         )
-    # The small term lifts powers that come out as 99.99999999 in float64 where 100 is meant.
+    # The small term corrects powers that are 99.99999999 in float64 instead of 100.
     counts = [
         math.floor(head_count * gamma ** (-c / (n_classes - 1)) + 1e-9) for c in range(n_classes)
     ]
@@ -84,16 +84,16 @@ class SplitConfig:
     def __post_init__(self) -> None:
         for name, known in (("overlap", get_args(Overlap)), ("rng", get_args(Shuffler))):
             if getattr(self, name) not in known:
-                raise DataError(
+                raise SettingsError(
                     f"{name} must be one of {', '.join(known)}; got {getattr(self, name)!r}."
                 )
         if self.minimum < 1:
-            raise DataError(
+            raise SettingsError(
                 "minimum must be at least 1, since a class without labels cannot be learnt; got "
                 f"{self.minimum}."
             )
         if self.labeled_head < 1 or self.unlabeled_head < 0:
-            raise DataError(
+            raise SettingsError(
                 "labeled_head must be at least 1 and unlabeled_head at least 0; "
                 f"got {self.labeled_head} and {self.unlabeled_head}."
             )
@@ -126,7 +126,7 @@ def long_tail_split(labels: NDArray[Any], n_classes: int, config: SplitConfig, s
         labels: (P,) classes in [0, C).
         n_classes: C.
         config: counts and overlap.
-        seed: of the generator; nothing else is drawn from it.
+        seed: of the generator, which is used for nothing else.
     """
     labeled_counts, unlabeled_counts = config.counts(n_classes)
     generator = np.random.RandomState(seed) if config.rng == "usb" else np.random.default_rng(seed)
@@ -149,18 +149,16 @@ def _check_class(c: int, available: int, n: int, u: int, overlap: Overlap) -> No
     """Raise an error if a class has too few images, labelled ones at least."""
     needed = n + u if overlap == "disjoint" else n
     if needed > available:
+        nest = ", or nest L in U" if overlap == "disjoint" else ""
         raise DataError(
             f"Class {c} has {available} images, and an overlap of {overlap!r} needs {needed} of it "
-            f"({n} labelled, "
-            f"{u} unlabelled). Lower labeled_head or "
-            f"unlabeled_head{', or nest L in U' if overlap == 'disjoint' else ''}."
+            f"({n} labelled, {u} unlabelled). Lower labeled_head or unlabeled_head{nest}."
         )
     if overlap == "nested" and n > u:
         raise DataError(
             f"With overlap 'nested' L is part of U, but class {c} would have {n} labelled and {u} "
-            "unlabelled images. Raise "
-            "unlabeled_head or lower labeled_head; if the tails run in opposite directions, choose "
-            "overlap 'usb' or 'disjoint'."
+            "unlabelled images. Raise unlabeled_head or lower labeled_head; if the tails run in "
+            "opposite directions, choose overlap 'usb' or 'disjoint'."
         )
 
 
@@ -187,11 +185,9 @@ def carve_validation(labels: NDArray[Any], fraction: float, seed: int) -> tuple[
 
 
 def no_validation(fraction: float) -> str:
-    """Return the note on a fraction that :func:`carve_validation` finds nothing for."""
-    return (
-        f"A fraction of {fraction} is less than one label of any class: there is no validation "
-        "part."
-    )
+    """Return the note on a fraction that is too small for :func:`carve_validation`."""
+    size = f"A fraction of {fraction} is less than one label of any class"
+    return f"{size}: there is no validation part."
 
 
 def with_validation(splits: Splits, fraction: float, seed: int) -> Splits:
@@ -211,7 +207,7 @@ def put_aside(labels: NDArray[Any], sizes: Sequence[int], seed: int) -> list[Int
         seed: decides which.
 
     Returns:
-        Positions of each part, class by class; and last those that are left, in ascending order.
+        Positions of each part, class by class; last the remaining positions, in ascending order.
     """
     generator = np.random.default_rng([seed, 1])  # not the stream of the split itself
     classes = range(int(labels.max()) + 1)
