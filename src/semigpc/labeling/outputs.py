@@ -1,5 +1,4 @@
-"""The outputs of labelling: the table of labels, its CSV and Label Studio forms, and the folder
-that they are written to.
+"""The outputs of labelling: the table of labels, as CSV, for Label Studio, and their folder.
 
 A folder belongs to a key: all that the labels depend on, by value or by a hash. While rows are
 being labelled, the key is in ``parts/key.json`` and every finished shard in a Parquet file beside
@@ -51,8 +50,8 @@ from semigpc.labeling.scan import Scan
 from semigpc.labeling.source import RowBatch, readable
 from semigpc.report.labeling_summary import Outlier
 
-TOP = 3  # reasons for each row
-COLUMNS = (
+MOST_REASONS = 3  # labelled rows that are listed as reasons of a row
+COLUMNS = (  # after the ids
     "label",
     "confidence",
     "likeliest",
@@ -60,11 +59,11 @@ COLUMNS = (
     "variance",
     "status",
     "reasons",
-)  # after the ids
+)
 REASON = pyarrow.struct(
     [("id", pyarrow.string()), ("label", pyarrow.string()), ("weight", pyarrow.float32())]
 )
-LISTED = 100  # outliers that the report names
+LISTED_OUTLIERS = 100  # at most, in the summary and the report
 LOCAL_FILES = "/data/local-files/?d="  # where Label Studio serves local files
 CONTROL = "label"  # name of the choices in Label Studio
 WRITTEN = (
@@ -76,13 +75,12 @@ WRITTEN = (
     "summary.json",
     "report.html",
 )
-# written by labelling on Ray instead
+# Written by labelling on Ray instead.
 PARTIAL = "_partial.json"
 COMPLETE = "_complete.json"
 BULK_LABELS = "labels"
-CHANGED = (
-    ".changed"  # appended to the name of an output that somebody changed, when it is made again
-)
+# Appended to the name of an output that was changed by hand, when it is made again.
+CHANGED = ".changed"
 ADVICE = "Choose another folder with out=..., or pass overwrite=True to make them again."
 
 
@@ -94,17 +92,20 @@ def schema_of(id_name: str) -> pyarrow.Schema:
     text = pyarrow.string()
     number = pyarrow.float32()
     kinds = (text, number, text, number, number, text, pyarrow.list_(REASON))
-    return pyarrow.schema([(id_name, pyarrow.string()), *zip(COLUMNS, kinds, strict=True)])
+    return pyarrow.schema([(id_name, text), *zip(COLUMNS, kinds, strict=True)])
 
 
 class Labeller:
     """The second pass over the data: batches of rows to tables of labels.
 
-    Rows with a given label keep it, with confidence 1. A row without a usable embedding has no
-    label but a given one, no reasons, confidence 0, variance 1 and the status "abstained".
+    Rows with a given label keep it, with confidence 1. A row without a usable embedding and
+    without a given label has no label, no reasons, confidence 0, variance 1 and the status
+    "abstained".
 
     Args:
-        model: fitted. scan: result of the first pass. id_name: of the first column.
+        model: the fitted estimator.
+        scan: result of the first pass.
+        id_name: name of the first column.
     """
 
     def __init__(self, model: SemiGPClassifier, scan: Scan, id_name: str) -> None:
@@ -124,25 +125,24 @@ class Labeller:
         bad = np.isin(numbers, self.scan.bad)
         x = batch.x.copy() if bad.any() else batch.x
         x[bad] = 0.0
-        answers = self.model.answer(x, variance=True, top=TOP)
+        answers = self.model.answer(x, variance=True, top=MOST_REASONS)
         assert answers.variance is not None
         labels = self.names[answers.codes]
         likeliest = self.names[answers.likeliest]
-        confidence, largest, variance = (
-            x.copy() for x in (answers.confidence, answers.likeliest_confidence, answers.variance)
-        )
+        confidence = answers.confidence.copy()
+        largest = answers.likeliest_confidence.copy()
+        variance = answers.variance.copy()
         status = answers.status.copy()
         labels[bad] = None
+        likeliest[bad] = None
         confidence[bad] = 0.0
+        largest[bad] = 0.0
         variance[bad] = 1.0
         status[bad] = Status.ABSTAINED
-        likeliest[bad] = None
-        largest[bad] = 0.0
         for row, number in enumerate(numbers):
             if number in self._given:
                 labels[row] = likeliest[row] = self._given[number]
-                confidence[row] = 1.0
-                largest[row] = 1.0
+                confidence[row] = largest[row] = 1.0
                 status[row] = Status.LABELLED
         columns = [
             batch.ids,
@@ -176,9 +176,7 @@ class Labeller:
 
 @dataclass
 class Tally:
-    """Counts over all rows: of each status, of pseudo-labels in each class; and the farthest
-    outliers.
-    """
+    """Counts of rows by status and of pseudo-labels by class, and the farthest outliers."""
 
     statuses: Counter[str] = field(default_factory=Counter)
     pseudo: Counter[str] = field(default_factory=Counter)
@@ -188,21 +186,18 @@ class Tally:
         """Count a part of the table of labels."""
         status = table.column("status")
         self.statuses.update(status.to_pylist())
-        self.pseudo.update(
-            table.filter(compute.equal(status, Status.PSEUDO.text)).column("label").to_pylist()
-        )
-        outliers = table.filter(compute.equal(status, Status.OUTLIER.text)).select(
-            [id_name, "likeliest", "likeliest_confidence", "variance"]
-        )
-        self._list(outliers.rename_columns(["id", "label", "confidence", "variance"]).to_pylist())
+        pseudo = table.filter(compute.equal(status, Status.PSEUDO.text))
+        self.pseudo.update(pseudo.column("label").to_pylist())
+        outliers = table.filter(compute.equal(status, Status.OUTLIER.text))
+        columns = outliers.select([id_name, "likeliest", "likeliest_confidence", "variance"])
+        self._list(columns.rename_columns(["id", "label", "confidence", "variance"]).to_pylist())
 
     def _list(self, outliers: Iterable[Outlier]) -> None:
-        self.outliers = sorted([*self.outliers, *outliers], key=lambda entry: -entry["variance"])[
-            :LISTED
-        ]
+        farthest = sorted([*self.outliers, *outliers], key=lambda entry: -entry["variance"])
+        self.outliers = farthest[:LISTED_OUTLIERS]
 
     def plain(self) -> dict[str, Any]:
-        """Return the counts as JSON holds them."""
+        """Return the counts as plain values for JSON."""
         return {
             "statuses": dict(self.statuses),
             "pseudo": dict(self.pseudo),
@@ -227,8 +222,9 @@ def _rows_of(table: pyarrow.Table, *names: str) -> Iterator[tuple[Any, ...]]:
 def write_tables(
     parts: Iterable[pyarrow.Table], out: Path, id_name: str, studio: "LabelStudio"
 ) -> Tally:
-    """Write labels.parquet, labels.csv and label_studio.json part by part, with one part in memory,
-    and return the counts.
+    """Write labels.parquet, labels.csv and label_studio.json part by part; return the counts.
+
+    Only one part is in memory at a time.
     """
     tally = Tally()
     with (
@@ -255,9 +251,8 @@ def write_tables(
 
 def _csv_rows(table: pyarrow.Table, id_name: str) -> Iterator[tuple[str, ...]]:
     texts = _reason_texts(table.column("reasons").combine_chunks())
-    for (name, *values, status), reasons in zip(
-        _rows_of(table, id_name, *COLUMNS[:-1]), texts, strict=True
-    ):
+    rows = _rows_of(table, id_name, *COLUMNS[:-1])
+    for (name, *values, status), reasons in zip(rows, texts, strict=True):
         cells = (
             _decimal(value) if isinstance(value, float) else spreadsheet_cell(value or "")
             for value in values
@@ -266,16 +261,18 @@ def _csv_rows(table: pyarrow.Table, id_name: str) -> Iterator[tuple[str, ...]]:
 
 
 def _decimal(value: float) -> str:
-    """Return a number with a decimal point, since readers guess the type of a column from its first
-    rows.
+    """Return a number with a decimal point.
+
+    Readers infer the type of a column from its first rows, and would take 1 for an integer.
     """
     text = f"{value:.6g}"
     return text if "." in text or "e" in text else f"{text}.0"
 
 
 def _reason_texts(column: pyarrow.ListArray) -> Iterator[str]:
-    """Yield the reasons of each row as JSON; flat lists are several times as fast to read as nested
-    ones.
+    """Yield the reasons of each row as JSON.
+
+    Flat lists of all rows are converted, which is several times faster than nested ones.
     """
     structs = column.values
     offsets = column.offsets.to_pylist()
@@ -303,22 +300,16 @@ class LabelStudio:
 
     def __init__(self, images: Path | None, image_url: str | None, version: str) -> None:
         self.kind = "text" if images is None and image_url is None else "image"
-        self.prefix = (
-            image_url
-            if image_url is not None
-            else f"{LOCAL_FILES}{quote(images.name)}/"
-            if images
-            else ""
-        )
         self.version = version
+        self.prefix = image_url or ""
+        if image_url is None and images is not None:
+            self.prefix = f"{LOCAL_FILES}{quote(images.name)}/"
 
     def interface(self, classes: Sequence[str]) -> str:
         """Return the labelling interface for the tasks."""
-        shown = (
-            '<Image name="image" value="$image"/>'
-            if self.kind == "image"
-            else '<Text name="text" value="$text"/>'
-        )
+        shown = '<Text name="text" value="$text"/>'
+        if self.kind == "image":
+            shown = '<Image name="image" value="$image"/>'
         choices = "\n".join(f"    <Choice value={quoteattr(name)}/>" for name in classes)
         control = (
             f'<Choices name="{CONTROL}" toName="{self.kind}" choice="single" showInline="true">'
@@ -326,12 +317,9 @@ class LabelStudio:
         return f"<View>\n  {shown}\n  {control}\n{choices}\n  </Choices>\n</View>\n"
 
     def tasks(self, table: pyarrow.Table, id_name: str) -> Iterator[str]:
-        """Yield one task per row as JSON: an annotation if its label was given, else a prediction
-        with its confidence.
-        """
-        for name, label, confidence, status in _rows_of(
-            table, id_name, "label", "confidence", "status"
-        ):
+        """Yield one task per row as JSON: an annotation for a given label, else a prediction."""
+        rows = _rows_of(table, id_name, "label", "confidence", "status")
+        for name, label, confidence, status in rows:
             shown = name if self.kind == "text" else self.prefix + quote(name)
             task: dict[str, object] = {"data": {self.kind: shown, "id": name, "status": status}}
             if label is not None:
@@ -345,9 +333,8 @@ class LabelStudio:
                     task["annotations"] = [{"result": [choice]}]
                 else:
                     score = round(confidence, 6)
-                    task["predictions"] = [
-                        {"model_version": self.version, "score": score, "result": [choice]}
-                    ]
+                    prediction = {"model_version": self.version, "score": score}
+                    task["predictions"] = [prediction | {"result": [choice]}]
             yield json.dumps(task, ensure_ascii=False)
 
 
@@ -356,9 +343,7 @@ class LabelStudio:
 
 @with_config(RELAXED)
 class Finished(TypedDict):
-    """The part of ``project.json`` that is used here: what the labels depend on, and the files that
-    were written.
-    """
+    """The part of ``project.json`` that is read here: the key, and the files that were written."""
 
     key: Key
     files: dict[str, FileFacts]
@@ -387,8 +372,8 @@ class OutFolder:
     """The folder to which labels of a key are written.
 
     Args:
-        path: of the folder; it is made if it does not exist.
-        key: what the labels depend on, as JSON holds it.
+        path: of the folder, which is created if necessary.
+        key: everything that the labels depend on, as plain values for JSON.
     """
 
     def __init__(self, path: Path, key: Key) -> None:
@@ -398,8 +383,10 @@ class OutFolder:
         self.key = self._shards.key
 
     def check(self, *, ignoring: str = "") -> bool:
-        """Return whether an identical run has finished; ``ignoring`` leaves out an entry of the key
-        that is not known yet.
+        """Return whether an identical run has finished.
+
+        Args:
+            ignoring: an entry of the key that is not known yet, and not compared.
 
         Raises:
             DataError: the folder holds labels of another key, or files that labelling did not
@@ -433,9 +420,7 @@ class OutFolder:
         self._shards.begin()
 
     def altered(self) -> list[str]:
-        """Return the files of a finished folder that are missing or changed, by the sizes and
-        hashes in project.json.
-        """
+        """Return the files that are missing or differ from size and hash in project.json."""
         finished = self._finished()
         return altered(self.path, finished["files"]) if finished else []
 
@@ -447,7 +432,8 @@ class OutFolder:
             return None
 
     def publish(self, kept: Sequence[str] = ()) -> None:
-        """Replace earlier outputs by those in ``parts``; the earlier ones in ``kept`` are renamed.
+        """Replace earlier outputs by those in ``parts``; those in ``kept`` are renamed.
+
         Other files stay.
         """
         with writing(self.path):
@@ -470,12 +456,12 @@ class OutFolder:
         return _shard(number) in self._shards
 
     def write_part(self, number: int, table: pyarrow.Table) -> None:
-        """Write a shard, which has its name only when it is complete."""
+        """Write a shard, which appears under its name only when it is complete."""
         with self._shards.draft(_shard(number)) as draft:
             parquet.write_table(table, draft, write_page_checksum=True)
 
     def read_part(self, number: int) -> pyarrow.Table:
-        """Return a finished shard; raise a DataError if it was damaged since."""
+        """Return a finished shard; raise a DataError if the file is damaged."""
         path = self._shards.path(_shard(number))
         with readable(path, "Parquet", "Delete that file; the same command makes it again."):
             return parquet.read_table(path, partitioning=None, page_checksum_verification=True)

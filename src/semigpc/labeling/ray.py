@@ -105,9 +105,9 @@ from semigpc.labeling.source import READ_ROWS, ParquetTable, RowBatch, TableSour
 from semigpc.report.labeling_page import write_labeling_report
 from semigpc.report.labeling_summary import LabelingSummary
 
-# Up to so many rows ids are compared over all partitions: 8 bytes each on the driver.
+# Ids are compared over all partitions up to this many rows: 8 bytes each on the driver.
 COMPARED_ROWS = 50_000_000
-SPARE = 2.0  # times the rows of the sample whose keys are expected below the bound
+SAMPLE_SURPLUS = 2.0  # rows expected below the bound, as a multiple of the sample
 FOOTER_THREADS = 32  # Parquet footers read at a time
 SUFFIX = ".parquet"
 # Bytes of shared memory for a Ray that this process starts; it holds the model and little else.
@@ -134,13 +134,13 @@ def label_on_ray(
     Args:
         settings: ``data`` and ``out`` are folders or addresses (:func:`semigpc.io.parts.place_of`);
             options about images are not used.
-        overwrite: replace labels that were made differently. progress: called with (stage,
-            partitions done, of how many).
+        overwrite: replace labels that were made differently.
+        progress: called with (stage, partitions done, partitions in all).
 
     Raises:
         DataError: an input is missing or cannot be used, or other labels would be replaced.
-        ImportError: Ray is not installed. OSError: a partition could not be written, or workers
-            died again and again.
+        ImportError: Ray is not installed.
+        OSError: a partition could not be written, or workers died repeatedly.
     """
     _check_apart(settings)
     is_remote = isinstance(settings.out, Address)
@@ -193,21 +193,17 @@ def _label_on_ray(settings: LabelSettings, overwrite: bool, progress: Progress) 
 
 
 def _check_apart(settings: LabelSettings) -> None:
-    """Raise an error if labels would be written among the data, where the next run would read them
-    as data.
-    """
-    data, out = (
-        place if isinstance(place, Address) else place.resolve()
-        for place in (settings.data, settings.out)
-    )
+    """Raise an error if data and labels are not apart: the next run would read labels as data."""
+    data = settings.data if isinstance(settings.data, Address) else settings.data.resolve()
+    out = settings.out if isinstance(settings.out, Address) else settings.out.resolve()
     if out.is_relative_to(data):
         raise DataError(
-            "The parameter out must not be inside of the data, whose .parquet files are all read; "
-            f"{out} is in {data}."
+            "The parameter out must not be inside the data folder, where all .parquet files are "
+            f"read; {out} is in {data}."
         )
     if data.is_relative_to(out):
         raise DataError(
-            "The parameter out must not contain the data, since it is cleared to make labels "
+            "The parameter out must not contain the data, since it is cleared before labelling "
             f"again; {data} is in {out}."
         )
     if not isinstance(out, Address) and out.exists() and not out.is_dir():
@@ -247,11 +243,9 @@ class _Engine:
         return gathered.result()
 
     def _gather(self, gathering: "Gathering") -> Gathered:
-        """Return what was gathered from all partitions, merged in their order, in which they need
-        not arrive.
-        """
+        """Return what was gathered from all partitions, merged in their order."""
         merged = Gathered(gathering.partitions.source.width, gathering.seed, below=gathering.below)
-        waiting: dict[int, Gathered] = {}
+        waiting: dict[int, Gathered] = {}  # arrived before an earlier partition
         following = 0
         total = len(gathering.partitions)
         for done, (number, gathered) in enumerate(self._run(gathering, range(total)), start=1):
@@ -265,9 +259,7 @@ class _Engine:
     def label(
         self, partitions: "Partitions", out: "BulkFolder", labeller: Labeller, size: int
     ) -> list[dict[str, Any]]:
-        """Run the second pass for partitions that are not labelled yet; return the counts of all,
-        in their order.
-        """
+        """Run the second pass for unlabelled partitions; return the counts of all, in order."""
         total = len(partitions)
         facts = out.finished(partitions)
         missing = [number for number in range(total) if number not in facts]
@@ -286,10 +278,10 @@ class _Engine:
         return [facts[number] for number in range(total)]
 
     def _run(self, task: Task, numbers: Sequence[int]) -> Iterator[tuple[int, Any]]:
-        """Yield numbers of partitions with the result of the task, as they are done."""
+        """Yield the number and the result of each partition, as they are finished."""
         if not numbers:
             return
-        shared = [self.ray.put(task)]  # in a list, so that each worker and not each task fetches it
+        shared = [self.ray.put(task)]  # in a list, so that it is fetched once per worker
         items = self.ray.data.from_items(
             [{"number": number} for number in numbers], override_num_blocks=len(numbers)
         )
@@ -309,9 +301,7 @@ class _Engine:
 
 @contextmanager
 def _ray() -> Iterator[Any]:
-    """Yield Ray as the caller started it, or at RAY_ADDRESS, or one of our own that ends with the
-    work.
-    """
+    """Yield Ray: as the caller started it, at RAY_ADDRESS, or on this machine until the end."""
     try:
         import ray
         import ray.data
@@ -336,7 +326,7 @@ def _ray() -> Iterator[Any]:
 def _start(ray: Any) -> None:
     """Start Ray on this machine, or connect to RAY_ADDRESS."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # Workers do the work, and nothing else of ours needs the cores.
+    # Workers run at normal priority, since the driver only waits for them.
     os.environ.setdefault("RAY_worker_niceness", "0")
     address = os.environ.get("RAY_ADDRESS")
     local = {"include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
@@ -355,13 +345,13 @@ def _start(ray: Any) -> None:
 
 
 def work_on(item: dict[str, Any], shared: list[Any]) -> dict[str, Any]:
-    """Do a task for one partition in a worker of Ray.
+    """Run a task for one partition in a worker of Ray.
 
-    An error that the user can fix is returned and not raised, so that its message arrives
-    unchanged.
+    An error that the user can fix is returned, not raised, so that Ray does not wrap its message.
 
     Args:
-        item: the ``number`` of the partition. shared: the reference of the task.
+        item: the ``number`` of the partition.
+        shared: a list with the reference of the task.
 
     Returns:
         ``number``; ``result``, pickled; ``failed``, a message; and ``is_data_error``.
@@ -390,9 +380,7 @@ def work_on(item: dict[str, Any], shared: list[Any]) -> dict[str, Any]:
 
 @lru_cache(maxsize=1)
 def _fetch(reference: Any) -> Task:
-    """Return the task with all that it needs, such as the model, fetched once by each worker; it
-    then uses one core.
-    """
+    """Return the task with its model, fetched once per worker, which then uses one core."""
     import ray
 
     hold(1)
@@ -438,9 +426,7 @@ class BulkFolder:
         return complete is not None
 
     def check_ours(self) -> None:
-        """Raise a DataError if there are partitions that labelling did not write, which must not be
-        deleted.
-        """
+        """Raise a DataError for partitions that labelling did not write: they are not deleted."""
         for name in self.parts.names():
             if self._footer(name) is None:
                 raise DataError(
@@ -450,16 +436,15 @@ class BulkFolder:
                 )
 
     def summary(self, *, report: bool) -> LabelingSummary | None:
-        """Return the summary of a finished folder that is not altered; None if a report is wanted
-        and there is none.
-        """
+        """Return the summary of a finished folder; None if a report is requested and missing."""
         if report and not self.folder.exists(REPORT):
             return None
         return cast("LabelingSummary | None", self.folder.read_json(SUMMARY, ADVICE))
 
     def altered(self) -> list[str]:
-        """Return the outputs of a finished folder that are missing or changed; in an object store,
-        by their size alone.
+        """Return the outputs of a finished folder that are missing or changed.
+
+        On a disk hashes are compared, in an object store only sizes.
         """
         files = (self.folder.read_json(COMPLETE, ADVICE) or {}).get("files")
         current = self._facts()
@@ -477,9 +462,7 @@ class BulkFolder:
         return facts_of(self.folder.place, sizes)
 
     def begin(self, total: int, *, afresh: bool) -> None:
-        """Mark the folder as not complete; existing partitions stay, unless all are to be made
-        ``afresh``.
-        """
+        """Mark the folder as not complete; existing partitions stay unless ``afresh``."""
         self.note(0, total)
         self.folder.remove(COMPLETE)
         if afresh:
@@ -492,9 +475,7 @@ class BulkFolder:
         self.folder.write_json(PARTIAL, facts)
 
     def finished(self, partitions: "Partitions") -> dict[int, dict[str, Any]]:
-        """Return the labelled partitions of this key by number, with the facts of their footers,
-        and delete drafts.
-        """
+        """Return the footers of labelled partitions of this key by number, and delete drafts."""
         self.parts.remove_drafts()
         there = set(self.parts.names())
         numbers = [number for number, name in enumerate(partitions.names) if name in there]
@@ -510,9 +491,7 @@ class BulkFolder:
         }
 
     def _footer(self, name: str) -> dict[str, Any] | None:
-        """Return the facts that :class:`Labelling` stored in a partition, and its number of rows;
-        None for other files.
-        """
+        """Return what :class:`Labelling` stored in a footer, and the rows; None for other files."""
         try:
             with (
                 self.folder.open(f"{BULK_LABELS}/{name}") as file,
@@ -550,7 +529,7 @@ class BulkFolder:
         self.folder.write_bytes(GATHERED, content.getvalue())
 
     def load_scan(self) -> Scan | None:
-        """Return what an identical run has saved; None if there is nothing of the kind."""
+        """Return the result of pass 1 that an identical run saved; None if there is none."""
         try:
             with (
                 self.folder.open(GATHERED) as file,
@@ -570,14 +549,15 @@ class BulkFolder:
 
 
 class Partitions:
-    """The partitions below a folder. Schemas are compared before any row is read; a partition
-    without rows may have any.
+    """The partitions below a folder.
+
+    Schemas are compared before any row is read; a partition without rows may have any schema.
 
     Attributes:
-        names: of all P partitions, sorted. starts: (P + 1,) number of the first row of each, and
-            ``rows``, the number of all.
-        source: the partitions that have rows, as one table. content: a hash that changes when a
-            file does.
+        names: of all P partitions, sorted.
+        starts: (P + 1,) number of the first row of each, and last ``rows``, the number of all.
+        source: the partitions that have rows, as one table.
+        content: a hash that changes when a file does.
         ignored: names of files that are not partitions.
     """
 
@@ -643,9 +623,7 @@ class Partitions:
         return int(self.starts[number + 1] - self.starts[number])
 
     def _check_types(self, tables: list[ParquetTable]) -> None:
-        """Raise an error for numbers of another type or lists of another length, which another
-        network made.
-        """
+        """Raise an error for features of another type or length, as of another network."""
         first = tables[0]
         for table in tables[1:]:
             for name in self.source.columns.features:
@@ -669,7 +647,7 @@ class Partitions:
         return part
 
     def batches(self, number: int, size: int) -> Iterator[RowBatch]:
-        """Yield the rows of a partition, ``size`` at a time, numbered as among those of all."""
+        """Yield the rows of a partition, ``size`` at a time, numbered over all partitions."""
         if not self.rows_of(number):
             return
         for batch in self.part(number).batches(size):
@@ -709,8 +687,10 @@ class Gathering:
     """The first pass: gather from a partition what the estimator is fitted on.
 
     Args:
-        partitions: the data. labels: by id; None if they are in the data. seed: of the sample.
-            below: see ``Sample``.
+        partitions: the data.
+        labels: by id; None if they are in the data.
+        seed: of the sample.
+        below: see ``Sample``.
     """
 
     partitions: Partitions
@@ -743,8 +723,9 @@ class Gathering:
         return gathered
 
     def check(self, gathered: Gathered) -> None:
-        """Raise a DataError for an id that several partitions have: any id up to COMPARED_ROWS,
-        else one that has a label.
+        """Raise a DataError for an id that occurs in several partitions.
+
+        All ids are compared up to COMPARED_ROWS rows, beyond that those with a label.
         """
         source = self.partitions.source
         if self.compares:
@@ -761,13 +742,12 @@ class Gathering:
 
 
 def sample_bound(rows: int, labels: int) -> float:
-    """Return a key below which there are almost surely SAMPLE rows without a label, if there are so
-    many at all.
+    """Return a key below which there are almost surely SAMPLE rows without a label.
 
-    Twice as many are expected, and half of them would be 140 standard deviations away. So the rows
-    that partitions send stay few, however many rows there are.
+    Twice as many are expected; fewer than SAMPLE would be 140 standard deviations away. The number
+    of rows that partitions send is thus bounded, however many rows there are.
     """
-    return float(min(1.0, (SPARE * SAMPLE + labels) / max(rows, 1)))
+    return float(min(1.0, (SAMPLE_SURPLUS * SAMPLE + labels) / max(rows, 1)))
 
 
 @dataclass(frozen=True)
@@ -775,8 +755,10 @@ class Labelling:
     """The second pass: label a partition.
 
     Args:
-        partitions: the data. labeller: with the fitted model. out: where labels go. digest: of what
-            they depend on.
+        partitions: the data.
+        labeller: with the fitted model.
+        out: the folder of labels.
+        digest: of the key.
         size: rows labelled at a time, which become a row group.
     """
 
@@ -787,9 +769,7 @@ class Labelling:
     size: int
 
     def __call__(self, number: int) -> dict[str, Any]:
-        """Label one partition, write it under the same name, and return its counts, which its
-        footer holds too.
-        """
+        """Label one partition, write it under the same name, and return the counts in its footer."""
         tally = Tally()
         schema = self.labeller.schema
         with (
