@@ -119,7 +119,7 @@ def test_arrays_that_are_not_mnist_are_an_error(npz: Path, arrays: dict[str, NDA
             load(config, 0)
     with pytest.raises(DataError, match=r"MNIST is not at .*root="):
         load(replace(config, root="nowhere.npz"), 0)
-    with pytest.raises(DataError, match="test_per_class must be 0 or more; got -1"):
+    with pytest.raises(SettingsError, match="test_per_class must be 0 or more; got -1"):
         replace(config, test_per_class=-1)
 
 
