@@ -667,7 +667,8 @@ def _tables(summary: Record) -> list[Table]:
         )
         promises.add_row(name, *kept, *figures, style="bold" if name == "all" else "")
     promises.caption = (
-        f"kept: of the runs that give out {LEAST_GIVEN} labels or more; right, labelled: with target_precision={TARGET}; "
+        f"kept: of the runs that give out {LEAST_GIVEN} labels or more; "
+        f"right, labelled: with target_precision={TARGET}; "
         "shares: mean |log(estimated / true)|"
     )
     reached = new_table("Bars", "figure", "value", "bar", "")

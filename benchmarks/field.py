@@ -342,7 +342,9 @@ def grid_rows(records: Sequence[Record]) -> Rows:
             continue
         best = max(pairs, key=lambda refiner: pairs[refiner])
         found = [one for one in ours if one["method"] == "fixmatch+gp"]
-        coverage = f"{percent(min(one['least_coverage'] for one in found))} to {percent(max(one['most_coverage'] for one in found))}"
+        least = min(one["least_coverage"] for one in found)
+        most = max(one["most_coverage"] for one in found)
+        coverage = f"{percent(least)} to {percent(most)}"
         scales = [f"{scale:g}" for scale in GRID[best]]
         others = [
             percent(pairs[best] - tuned, sign=True),
@@ -397,7 +399,8 @@ def note_lines(summary: Mapping[str, Any]) -> list[str]:
     if below:
         worst = min(below, key=lambda name: below[name])
         lines.append(
-            f"Least gain of a problem, linear head: {percent(below[worst], sign=True)}, {PROBLEMS[worst].title}."
+            f"Least gain of a problem, linear head: {percent(below[worst], sign=True)}, "
+            f"{PROBLEMS[worst].title}."
         )
     if above:
         worst = min(above, key=lambda name: above[name])
@@ -414,11 +417,14 @@ def note_lines(summary: Mapping[str, Any]) -> list[str]:
         ]
         lines.append(f"Self-tuned over the paper's fixed values, {by} head: {', '.join(fixed)}.")
     lines += [
-        f"The chosen head is within a point of the better one in {percent(summary['head_within_a_point'])} % of runs.",
-        f"Coverage of SemiGPC after the warm-up: {percent(coverage['least'])} to {percent(coverage['most'])} %, late in a run "
+        "The chosen head is within a point of the better one in "
+        f"{percent(summary['head_within_a_point'])} % of runs.",
+        f"Coverage of SemiGPC after the warm-up: {percent(coverage['least'])} to "
+        f"{percent(coverage['most'])} %, late in a run "
         f"{percent(coverage['late'])} % on average.",
         f"Calibration error of what SemiGPC's runs report: {percent(summary['ece'])} points.",
-        f"Methods without a refiner gain {percent(summary['second_half_of_bases'], sign=True)} in the second half of a run.",
+        f"Methods without a refiner gain {percent(summary['second_half_of_bases'], sign=True)} "
+        "in the second half of a run.",
     ]
     if difference := summary["ranks"]["chosen"]["critical_difference"]:
         lines.append(
@@ -541,7 +547,7 @@ def field(
         {"Scales of SemiGPC on FixMatch, balanced accuracy by the linear head": grid_rows(records)}
         if grid
         else {
-            "Balanced accuracy in percent, means over bases and seeds, by the linear head": problem_rows(
+            "Balanced accuracy in percent, means over bases and seeds, linear head": problem_rows(
                 records, summary
             ),
             "Methods by mean rank, by the chosen head and by the linear one": method_rows(

@@ -107,7 +107,8 @@ class Problem:
     @property
     def name(self) -> str:
         """For tables."""
-        return f"{self.data} {self.setting}, ratio {self.ratio:g}, {self.head} {'each' if self.setting == 'B' else 'at most'}"
+        per_class = "each" if self.setting == "B" else "at most"
+        return f"{self.data} {self.setting}, ratio {self.ratio:g}, {self.head} {per_class}"
 
 
 PROBLEMS = (

@@ -85,7 +85,8 @@ def _train(
     )
     if done.returncode:
         raise RunError(
-            f"{devices} processes of {algorithm} ended with code {done.returncode}: {done.stderr.strip()[-500:]}"
+            f"{devices} processes of {algorithm} ended with code {done.returncode}: "
+            f"{done.stderr.strip()[-500:]}"
         )
 
 
@@ -135,7 +136,8 @@ def processes(
 
 
 def _table(records: Sequence[dict[str, Any]]) -> Table:
-    title = f"1 and {records[0]['processes']} processes, {records[0]['steps']} steps: largest differences"
+    first = records[0]
+    title = f"1 and {first['processes']} processes, {first['steps']} steps: largest differences"
     table = new_table(title, "algorithm", "loss", "weights", "rows of the GP")
     for record in records:
         table.add_row(

@@ -227,8 +227,9 @@ def step(
         typer.echo(json.dumps(times._asdict()))
     else:
         typer.echo(
-            f"{algorithm} on {model}, B = {batch}: {times.base_s:.3f} s per step, {times.gp_s:.3f} s with a GP over {buffer} "
-            f"rows, ratio {times.ratio:.3f}; {times.data_wait_share:.1%} of a step waits for data (fastest of {repetitions})."
+            f"{algorithm} on {model}, B = {batch}: {times.base_s:.3f} s per step, "
+            f"{times.gp_s:.3f} s with a GP over {buffer} rows, ratio {times.ratio:.3f}; "
+            f"{times.data_wait_share:.1%} of a step waits for data (fastest of {repetitions})."
         )
 
 

@@ -84,7 +84,8 @@ class StudyProblem:
     @property
     def name(self) -> str:
         """Return the name on the command line, as in "mnist_a50" or "digits_b4"."""
-        return f"{self.data}_{self.setting.lower()}{self.ratio if self.setting == 'A' else self.labels}"
+        size = self.ratio if self.setting == "A" else self.labels
+        return f"{self.data}_{self.setting.lower()}{size}"
 
     @property
     def source(self) -> str:

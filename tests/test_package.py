@@ -20,7 +20,8 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
 def test_importing_the_package_loads_nothing_that_takes_time() -> None:
-    code = "import sys, semigpc; print({'torch', 'numpy', 'sklearn', 'timm', 'matplotlib'} & set(sys.modules))"
+    slow = {"torch", "numpy", "sklearn", "timm", "matplotlib"}
+    code = f"import sys, semigpc; print({slow} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
 
@@ -51,11 +52,14 @@ def test_every_extra_that_a_message_names_exists() -> None:
 
 @pytest.mark.slow
 def test_the_main_verbs_import_no_extra() -> None:
-    extras = "gpytorch onnx onnxruntime onnxscript pandas polars pytorch_lightning ray river starlette uvicorn"
-    rooms = "cli training training.presets paper.reproduction estimator labeling.label models.encoder export"
+    extras = "gpytorch onnx onnxruntime onnxscript pandas polars pytorch_lightning ray river"
+    extras += " starlette uvicorn"
+    rooms = "cli training training.presets paper.reproduction estimator labeling.label"
+    rooms += " models.encoder export"
     code = (
         "import sys, importlib\n"
-        f"for name in {extras.split()}: sys.modules[name] = None  # importing it raises ImportError\n"
+        # Importing a module that is None raises ImportError.
+        f"for name in {extras.split()}: sys.modules[name] = None\n"
         f"for room in {rooms.split()}: importlib.import_module('semigpc.' + room)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -109,7 +109,7 @@ def test_loss_and_gradients_follow_the_equations(hard: bool, counts: tuple[int, 
 
 
 def rows_learnt(progress: float, rows: int, logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Return masks (rows,) of the rows the head learns from, labelled and not; row b is of b % C."""
+    """Return masks (rows,) of the rows the head learns from; row b is of class b % C."""
     y = torch.arange(rows) % CLASSES
     batch = Batch(torch.zeros(rows, 1), y, y, {}, y)
     scores = [torch.zeros(rows, CLASSES, requires_grad=True) for _ in range(2)]

@@ -31,7 +31,7 @@ def table(kind: float, views: int) -> Tensor:
 
 
 def features(splits: Splits, views: int = VIEWS) -> CachedFeatures:
-    """Rows 0..19 are the labelled images backwards; then come the unlabelled and the test images."""
+    """Rows 0..19 are the labelled images backwards, then the unlabelled and the test images."""
     assert splits.test is not None
     judged = torch.full((len(splits.test), 3), 7.0).half()
     judged[:, 1] = torch.arange(50, 50 + len(splits.test))

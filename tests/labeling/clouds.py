@@ -23,7 +23,7 @@ class Clouds(NamedTuple):
 
 
 def make_clouds(folder: Path, *, seed: int = 0, copies: int = 4) -> Clouds:
-    """``new`` and ``stray`` have no label; the last ``copies`` rows are one, far from all others."""
+    """``new`` and ``stray`` have no label; the last ``copies`` rows are equal, far from others."""
     rng = np.random.default_rng(seed)
     kinds = np.repeat(list(SIZES), list(SIZES.values()))
     centres = dict(zip(SIZES, rng.normal(size=(5, 8)) * 3, strict=True))

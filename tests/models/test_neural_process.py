@@ -187,7 +187,7 @@ def test_with_nothing_believed_there_is_nothing_to_diverge_from() -> None:
 def test_gradients_that_processes_add_up_count_once(
     monkeypatch: pytest.MonkeyPatch, processes: int
 ) -> None:
-    """Each computes the head for all rows: a share of the weights' gradient, all of the features'."""
+    """Each computes the head for all rows: a share of the weights' gradient."""
     gradients = []
     x, strong = rows(3), rows(4)
     for many in (False, True):

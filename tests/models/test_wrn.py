@@ -24,7 +24,7 @@ def test_wrn_28_2_has_its_28_layers_128_features_and_a_million_and_a_half_parame
 def test_a_unit_that_changes_shape_convolves_what_it_has_normalised(
     block: int, generator: torch.Generator
 ) -> None:
-    """With bn1 silenced only the shortcut is left; USB's blocks 2 and 3 convolve their raw input."""
+    """Without bn1 only the shortcut is left; USB's blocks 2 and 3 convolve their raw input."""
     unit = WideResNet(10).blocks[block][0]  # type: ignore[index]
     x = torch.randn(4, unit.bn1.num_features, 8, 8, generator=generator)
     nn.init.zeros_(unit.bn1.weight)

@@ -9,7 +9,8 @@ from typing import Any, Literal
 import pytest
 import torch
 
-from semigpc.gp import NotPositiveDefiniteError
+from semigpc.gp import KERNELS, Clipped, NotPositiveDefiniteError
+from semigpc.io.errors import SettingsError
 from semigpc.refiners import EnsembleOptions, GPConfig, MatrixFreeOptions, auto_logit_scale
 from tests.refiners.outputs import (
     CLASSES,
@@ -304,3 +305,11 @@ def test_the_defaults_are_those_of_the_method() -> None:
 def test_a_gp_that_cannot_be_is_refused_when_it_is_made(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"must|at least"):
         make("gp", **options)
+
+
+def test_a_kernel_that_cannot_be_learned_is_refused_before_training(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(KERNELS, "clipped", Clipped)
+    with pytest.raises(SettingsError, match=r"rbf.*learn='never'"):
+        GPConfig(kernel="clipped", learn="leave_one_out")

@@ -1,4 +1,4 @@
-"""Where, when and how much: one battery over the refiners with a memory (algorithms section 3.6)."""
+"""Where, when and how much: one battery over the refiners with a memory."""
 
 from typing import Any
 

@@ -23,7 +23,7 @@ from tests.refiners.outputs import (
 
 
 def by_hand(memory: list[tuple[list[float], int]], queries: Tensor, scale: float) -> Tensor:
-    """softmax(lambda k(h, h_Q) (K + sigma^2 I)^-1 y_Q), entry by entry, with l^2 = sigma^2 = 0.1."""
+    """softmax(lambda k(h, h_Q) (K + sigma^2 I)^-1 y_Q), by entries, with l^2 = sigma^2 = 0.1."""
 
     def unit(row: list[float]) -> list[float]:
         length = math.sqrt(sum(value**2 for value in row))

@@ -30,7 +30,7 @@ def build(n_classes: int = 3, **options: Any) -> GaussianProcessRefiner:
 def draw(
     rows: int, generator: torch.Generator, n_classes: int = 3, spread: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """Features (rows, WIDTH) around a centre for each class (the same in every call), and labels."""
+    """Features (rows, WIDTH) around one fixed centre per class, and labels."""
     centres = torch.randn(n_classes, WIDTH, generator=torch.Generator().manual_seed(5))
     labels = torch.randint(n_classes, (rows,), generator=generator)
     return centres[labels] + spread * torch.randn(rows, WIDTH, generator=generator), labels

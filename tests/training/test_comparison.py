@@ -35,6 +35,7 @@ def test_means_and_pairs_are_those_of_the_runs(jobs: int, tmp_path: Path) -> Non
     base, refined = found["cells"][1:]
     values = [run["result"]["balanced_accuracy"] for run in base["runs"]]
     assert base["mean"]["balanced_accuracy"] == pytest.approx(np.mean(values))
+    assert base["std"] is not None
     assert base["std"]["balanced_accuracy"] == pytest.approx(np.std(values))
     (pair,) = found["pairs"]
     assert (pair["with"], pair["without"]) == ("fixmatch+gp", "fixmatch+none")

@@ -121,7 +121,7 @@ Checkpoint = Annotated[
 ]
 Head = Annotated[
     Literal["auto", "linear", "gp"],
-    typer.Option("--head", help="Linear classifier or GP; auto: the one the run is judged by."),
+    typer.Option("--head", help="Linear classifier or GP; auto: the one the run chose."),
 ]
 
 

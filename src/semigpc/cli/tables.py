@@ -65,13 +65,13 @@ def accuracy_table(
 ) -> Table:
     """Return one row for each named evaluation: its step, images and head, and accuracy in percent.
 
-    The caption names the head that is judged.
+    The caption names the head that is reported and predicts.
     """
     from semigpc.training.metrics import CLASS_GROUPS  # imports torch
 
     rows = list(rows)
     captions = [
-        f"The {HEADS[entry['head']]} head is judged, and predicts."
+        f"The {HEADS[entry['head']]} head is the one reported, and the one that predicts."
         for _, entry in rows
         if entry.get("judged")
     ][:1]
@@ -104,7 +104,8 @@ def comparison_table(comparison: Mapping[str, Any]) -> Table:
     best = max(cell["mean"]["balanced_accuracy"] for cell in cells)
     for cell in cells:
         names = ("balanced_accuracy", *CLASS_GROUPS, "ece")
-        values = [share(cell["mean"][name], cell["std"][name], seeds=seeds) for name in names]
+        spreads = cell["std"] or {}
+        values = [share(cell["mean"][name], spreads.get(name), seeds=seeds) for name in names]
         if cell["mean"]["balanced_accuracy"] == best:
             values[0] = f"[bold]{values[0]}[/bold]"
         made.add_row(verbatim(cell["label"]), *values)

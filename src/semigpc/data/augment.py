@@ -399,8 +399,9 @@ POOL: tuple[Operation, ...] = (
 def cutout(image: Image.Image, fraction: float, centre: tuple[float, float]) -> Image.Image:
     """Paint a square of side s = fraction * width in grey.
 
-    It is moved inside at the top left and cut off at the bottom right. The corner is floor(max(0, centre - s / 2)), and both it and corner + s belong to the square, as
-    when Pillow draws a rectangle. A fraction of 0 leaves the image as it is.
+    It is moved inside at the top left and cut off at the bottom right. The corner is
+    floor(max(0, centre - s / 2)), and both it and corner + s belong to the square, as when Pillow
+    draws a rectangle. A fraction of 0 leaves the image unchanged.
     """
     if fraction <= 0:
         return image

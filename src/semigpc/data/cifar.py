@@ -41,7 +41,7 @@ Progress = Callable[[int, int], None]  # bytes received so far, bytes in all
 
 
 class Pool(NamedTuple):
-    """All images, of which the first ``training`` are for training, and the names of the classes."""
+    """All images, of which the first ``training`` are for training, and the class names."""
 
     images: ImageSet
     training: int

@@ -233,7 +233,7 @@ def worker_count(
 
 
 class EvaluationBatch(NamedTuple):
-    """``images`` (M, 3, H, W) or features (M, D); labels and positions (M,), which stay on the CPU."""
+    """``images`` (M, 3, H, W) or features (M, D); labels and positions (M,) on the CPU."""
 
     images: Tensor
     labels: Tensor

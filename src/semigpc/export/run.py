@@ -367,7 +367,8 @@ def _preparation(augment: AugmentConfig) -> str:
     if augment.style == "pad":
         return f"resize to {size} x {size} pixels, bilinear"
     large = math.floor(size / augment.crop_ratio)
-    return f"resize the shorter side to {large} pixels, bilinear; cut {size} x {size} out of the middle"
+    resize = f"resize the shorter side to {large} pixels, bilinear"
+    return f"{resize}; cut {size} x {size} out of the middle"
 
 
 def _notes(run: LoadedRun, exported: ExportedNetwork, images: CheckImages) -> list[str]:

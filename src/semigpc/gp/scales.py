@@ -53,6 +53,7 @@ RATIO_BOUNDS = (0.2, 2.0)  # of sigma / sqrt(eta)
 PAPER_RATIO = 0.1**0.5  # sigma / sqrt(eta) of the paper, the centre of its prior
 PRIOR_DEVIATION = 0.3  # standard deviation of log l and log(sigma / sqrt(eta)) under the prior
 MEASURED_ROWS = 512  # rows between which distances are taken
+LEARNABLE = (RBF, Laplace, Cosine, NTK)  # kernels that learn_kernel can differentiate
 LEAST_GAIN = 1e-3  # nats per row by which the objective must improve, or nothing is changed
 TRIED_LOGIT_SCALES = torch.linspace(0, math.log(80), 40).tolist()  # log lambda
 LinAlgError: type[Exception] = torch.linalg.LinAlgError  # type: ignore[attr-defined]
@@ -261,10 +262,9 @@ def learn_kernel(
 
 def scales_of(kernel: Kernel, noise_std: float) -> Tensor:
     """Return (log l, log eta, log sigma), (3,) float64; log l is 0 for Cosine and NTK."""
-    if not isinstance(kernel, RBF | Laplace | Cosine | NTK):
-        raise TypeError(
-            f"kernel must be one of RBF, Laplace, Cosine and NTK to be learned; got {kernel!r}."
-        )
+    if not isinstance(kernel, LEARNABLE):
+        known = ", ".join(kind.__name__ for kind in LEARNABLE)
+        raise TypeError(f"kernel must be one of {known} to be learned; got {kernel!r}.")
     length_scale = kernel.length_scale if isinstance(kernel, RBF | Laplace) else 1.0
     values = [length_scale, kernel.output_scale, noise_std]
     return torch.tensor([math.log(value) for value in values], dtype=torch.float64)

@@ -769,7 +769,7 @@ class Labelling:
     size: int
 
     def __call__(self, number: int) -> dict[str, Any]:
-        """Label one partition, write it under the same name, and return the counts in its footer."""
+        """Label one partition, write it under the same name, and return its counts."""
         tally = Tally()
         schema = self.labeller.schema
         with (

@@ -20,8 +20,8 @@ class SmallCNN(nn.Module):
 
     A map is halved only while 2x2 or more is left, so 8x8 images reach the last block as 2x2 and
     32x32 ones as 4x4. Images above 16x16 are halved first: so few convolutions would cover only a
-    small part of them, and take five times as long. A step (forward and backward) over 150 images of 8x8 takes
-    about 9 ms on one CPU thread.
+    small part of them, and take five times as long. A step (forward and backward) over 150 images
+    of 8x8 takes about 9 ms on one CPU thread.
 
     Args:
         width: channels of the first block; the next two have twice and four times as many.

@@ -1,4 +1,4 @@
-"""A neural process as a classifier (NP-Match, Wang et al., 2022), with a memory of labelled images."""
+"""A neural process as a classifier with a memory of labelled images (NP-Match, 2022)."""
 
 from typing import NamedTuple
 
@@ -122,7 +122,7 @@ class NeuralProcess(nn.Module):
     def study(
         self, x: Tensor, y: Tensor, strong: Tensor, targets: Tensor, mask: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the logits and the divergence of one step, and write its encodings to the memories.
+        """Return the logits and the divergence of one step, and store its encodings.
 
         Labelled images are the context: they give r, and e_c with its N_c. Strong views use the
         same r, but e_s and N_s come from those in the mask with their pseudo-labels. If the mask is

@@ -22,6 +22,7 @@ from semigpc.gp import (
 )
 from semigpc.gp.certainty import auto_logit_scale
 from semigpc.gp.kernels import has_length_scale, make_kernel
+from semigpc.gp.scales import LEARNABLE
 from semigpc.io.errors import SettingsError
 from semigpc.io.text import unknown_name
 from semigpc.refiners.base import Device, PlacementConfig
@@ -320,6 +321,12 @@ class GPConfig(PlacementConfig):
             raise SettingsError(
                 f"learn={self.learn!r} does not work with a clipped kernel, for which K can be "
                 f"indefinite. Leave kernel_clip at 0, got {self.kernel_clip}, or learn at 'never'."
+            )
+        if self.learn != "never" and KERNELS[self.kernel] not in LEARNABLE:
+            known = [name for name, kind in KERNELS.items() if kind in LEARNABLE]
+            raise SettingsError(
+                f"learn={self.learn!r} knows the kernels {', '.join(known)}; got {self.kernel!r}. "
+                "Use one of these, or learn='never'."
             )
         self._check_engine()
 

@@ -77,7 +77,7 @@ class MethodEntry(TypedDict, total=False):
     rank: Count | None
     runs: list[RunEntry]
     mean: dict[str, float | None]
-    std: dict[str, float | None]
+    std: dict[str, float | None] | None
 
 
 PairEntry = TypedDict(
