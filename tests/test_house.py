@@ -114,11 +114,11 @@ def flags_in_the_library() -> Iterator[Place]:
 @pytest.mark.parametrize(
     ("rule", "ceiling"),
     [
-        (untyped_records, 40),
+        (untyped_records, 37),
         (attributes_that_may_be_missing, 0),
         (packed_assignments, 0),
         (algorithms_told_apart, 0),
-        (long_functions, 16),
+        (long_functions, 10),
         (flags_in_the_library, 5),  # of USB, and in the command that a comparison records
     ],
     ids=lambda value: getattr(value, "__name__", None),

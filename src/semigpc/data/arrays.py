@@ -160,8 +160,7 @@ def splits_from_arrays(
         y_labeled: (n,) classes 0 .. C - 1, or -1.
         x_unlabeled: u images.
         y_unlabeled_truth: (u,) for diagnostics only.
-        unlabeled_out: (u,) booleans, true where an image belongs to none of the classes; for
-            diagnostics only.
+        unlabeled_out: (u,) booleans, true for images of none of the classes; diagnostics only.
         x_val, y_val, x_test, y_test: for validation and test.
         class_names: C of them; the numbers 0 .. max(y) if left out.
         validation: fraction of the labels to hold out, if there is no ``x_val``.

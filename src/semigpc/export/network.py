@@ -1,6 +1,4 @@
-"""The exported network, from images to probabilities, and the two formats in which it is written
-and read.
-"""
+"""The exported network, from images to probabilities, and the two formats of its file."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,27 +25,26 @@ from semigpc.types import ModelOutput
 
 PROBABILITIES = "probabilities"
 Floats = NDArray[np.float32]
-Answer = Callable[[Floats], dict[str, Floats]]
+Predictor = Callable[[Floats], dict[str, Floats]]
 
 
 class ExportedNetwork(nn.Module):
-    """What each head of a run reports: :func:`semigpc.training.calibration.calibrated` of
-    softmax(z(x)), as one module.
+    """Images to the probabilities of each head of a run, as one module.
 
-    Images, RGB in [0, 1], are normalised inside by x / std - mean / std.
+    They are :func:`semigpc.training.calibration.calibrated` of softmax(z(x)). Images, RGB in [0,
+    1], are normalised inside by x / std - mean / std.
 
-    Returns a dictionary of (M, C) float32. ``probabilities`` are those of the judged head; if there
-    are two heads, each is also there under its own name, ``linear_probabilities`` and
-    ``gp_probabilities``.
+    Returns a dictionary of (M, C) float32. ``probabilities`` are those of the head by which the run
+    is evaluated; with two heads, there are also ``linear_probabilities`` and ``gp_probabilities``.
 
     Args:
         network: a classifier, alone or with an add-on that replaces its logits, or one of these on
             a frozen network.
-        gp: the GP's head, if it is to be inside. gp_feature: its input, ``backbone`` or
-            ``projection``.
-        augment: contains the mean and deviation of pixels.
-        outputs_of: ``linear``, ``gp`` or both, the judged one first. temperatures: T of each head
-            of the run that has one.
+        gp: the GP's head, if it is exported.
+        gp_feature: the GP's input, ``backbone`` or ``projection``.
+        augment: has mean and standard deviation of pixels.
+        outputs_of: ``linear``, ``gp`` or both, first the one that ``probabilities`` are of.
+        temperatures: T of each head of the run that has one.
     """
 
     scale: Tensor
@@ -64,22 +61,19 @@ class ExportedNetwork(nn.Module):
         temperatures: Mapping[Head, float],
     ) -> None:
         super().__init__()
-        frozen, classifier = (
-            ([network.frozen], network.classifier)
-            if isinstance(network, OnFrozen)
-            else ([], network)
-        )
-        self.answering = classifier if isinstance(classifier, EvaluationNetwork) else None
+        frozen: list[nn.Module] = []
+        classifier: nn.Module = network
+        if isinstance(network, OnFrozen):
+            frozen = [network.frozen]
+            classifier = network.classifier
+        self.addon_network = classifier if isinstance(classifier, EvaluationNetwork) else None
         classifier = classifier.network if isinstance(classifier, EvaluationNetwork) else classifier
         assert isinstance(classifier, Classifier)
         self.backbone = nn.Sequential(*frozen, classifier.backbone)
         self.mixes = "gp" in outputs_of and {"linear", "gp"} <= temperatures.keys()
         self.linear = classifier.classifier if "linear" in outputs_of or self.mixes else None
-        self.projection = (
-            classifier.heads["projection"]
-            if gp is not None and gp_feature == "projection"
-            else None
-        )
+        uses_projection = gp is not None and gp_feature == "projection"
+        self.projection = classifier.heads["projection"] if uses_projection else None
         self.gp = gp
         self.outputs_of = tuple(outputs_of)
         self.temperatures = dict(temperatures)
@@ -102,16 +96,15 @@ class ExportedNetwork(nn.Module):
         probs: dict[str, Tensor] = {}
         if self.linear is not None:
             logits: Tensor = self.linear(features)
-            if self.answering is not None:  # an add-on replaces the logits of the linear head
-                made = self.answering.network.heads.items()  # type: ignore[union-attr,operator]
+            if self.addon_network is not None:  # an add-on replaces the logits of the linear head
+                made = self.addon_network.network.heads.items()  # type: ignore[union-attr,operator]
                 heads = {name: head(features) for name, head in made}
-                logits = self.answering.replaced(ModelOutput(logits, features, heads)).logits
+                logits = self.addon_network.replaced(ModelOutput(logits, features, heads)).logits
             probs["linear"] = torch.softmax(logits / self.temperatures.get("linear", 1.0), dim=1)
         if self.gp is not None:
             queries = features if self.projection is None else self.projection(features)
-            probs["gp"] = torch.softmax(
-                self.gp(queries) / self.temperatures.get("gp", 1.0), dim=1
-            ).float()
+            scaled = self.gp(queries) / self.temperatures.get("gp", 1.0)
+            probs["gp"] = torch.softmax(scaled, dim=1).float()
         if self.mixes:
             probs["gp"] = GP_SHARE * probs["gp"] + (1 - GP_SHARE) * probs["linear"]
         return {name: probs[head] for name, head in self.outputs.items()}
@@ -121,8 +114,7 @@ Bare = Classifier | EvaluationNetwork | OnFrozen
 
 
 def bare(network: nn.Module) -> Bare:
-    """Return the network of a run without the wrappers of training, on the CPU in float32, whatever
-    its training precision.
+    """Return the network of a run without the wrappers of training, on the CPU in float32.
 
     Weights of convolutions are made contiguous, since torch.export fails to save some that are
     channels last.
@@ -139,14 +131,12 @@ def bare(network: nn.Module) -> Bare:
 
 
 class Format(NamedTuple):
-    """A kind of file: its ``suffix``, the packages it ``needs``, and functions that write it and
-    open it for inference.
-    """
+    """A kind of file: suffix, required packages, and functions to write it and to load it."""
 
     suffix: str
     needs: tuple[str, ...]
     write: Callable[[ExportedNetwork, int, Path], None]
-    open: Callable[[Path], Answer]
+    open: Callable[[Path], Predictor]
 
     def require(self) -> None:
         """Raise if a package is missing."""
@@ -159,7 +149,7 @@ class Format(NamedTuple):
 
 @contextmanager
 def _other_ways() -> Iterator[None]:
-    """Add to an error about ONNX what can be exported instead."""
+    """Add the alternatives to an error of ONNX."""
     try:
         yield
     except NotExportableError as error:
@@ -173,7 +163,7 @@ def write_onnx(network: ExportedNetwork, size: int, path: Path) -> None:
         onnx_form.write_onnx(graph, list(network.outputs), path)
 
 
-def open_onnx(path: Path) -> Answer:
+def open_onnx(path: Path) -> Predictor:
     """Open the file in ONNX Runtime on a CPU."""
     with _other_ways():
         return onnx_form.open_onnx(path, allowed())
@@ -188,17 +178,16 @@ def write_torch(network: ExportedNetwork, size: int, path: Path) -> None:
     torch.export.save(trace(network, _examples(size)), path)
 
 
-def open_torch(path: Path) -> Answer:
+def open_torch(path: Path) -> Predictor:
     """Open the file in torch on a CPU."""
     module = torch.export.load(path).module()
 
-    def answer(images: Floats) -> dict[str, Floats]:
+    def predict(images: Floats) -> dict[str, Floats]:
         with torch.no_grad():
-            return {
-                name: values.numpy() for name, values in module(torch.from_numpy(images)).items()
-            }
+            outputs = module(torch.from_numpy(images))
+        return {name: values.numpy() for name, values in outputs.items()}
 
-    return answer
+    return predict
 
 
 FORMATS = {

@@ -14,7 +14,7 @@ from torch import nn
 
 from semigpc.data import Augment
 from semigpc.data.augment import AugmentConfig
-from semigpc.export.network import FORMATS, Answer, Bare, ExportedNetwork, bare
+from semigpc.export.network import FORMATS, Bare, ExportedNetwork, Predictor, bare
 from semigpc.gp import NoExpansionError
 from semigpc.io.atomic import replacing, write_json, writing
 from semigpc.io.errors import (
@@ -110,9 +110,9 @@ def export_run(
 ) -> Exported:
     """Write a run as one file that needs no semigpc, check it, and describe it in FILE.json.
 
-    The file appears under its name once its probabilities for CHECK_IMAGES images are those of the
-    run, to TOLERANCE. Its input is RGB images in [0, 1] of the right size; the network, a frozen
-    one below it, and the GP are inside. The GP has the buffer of the checkpoint, as in ``semigpc
+    The file appears under its name once its probabilities for CHECK_IMAGES images agree with those
+    of the run to TOLERANCE. Its input is RGB images in [0, 1] of the right size; it contains the
+    network, a frozen one below it, and the GP with the buffer of the checkpoint, as in ``semigpc
     predict``.
 
     Args:
@@ -120,10 +120,10 @@ def export_run(
         checkpoint: the best on validation or the last; without it the best, if there is one.
         kind: of file.
         out: ``export/model.onnx`` or ``export/model.pt2`` in the run's folder if left out.
-        head: the one to put inside; ``auto`` puts in all that the run has, and ``probabilities``
-            are of the judged one.
+        head: to export; ``auto`` exports all heads of the run, and ``probabilities`` are those of
+            the head by which it is evaluated.
         overwrite: replace an existing file.
-        progress: called with the stage, how much of it is done and of how much.
+        progress: called with the stage, what is done of it, and its size.
     """
     form = FORMATS[kind]
     report = progress or (lambda *_: None)
@@ -136,31 +136,44 @@ def export_run(
         run.gp.cpu()
     network = bare(run.network)
     exported = _exported_network(run, network, run.heads(head))
-    images = _check_images(run)
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     with writing(path), TemporaryDirectory(prefix=f".{path.stem}-", dir=path.parent) as drafts:
         draft = Path(drafts) / path.name
-        report(f"Writing {path.name}", 0, None)
-        form.write(exported, run.experiment.augment.image_size, draft)
-        largest = differences(
-            form.open(draft),
-            network,
-            run.gp,
-            augment=Augment(run.experiment.augment),
-            outputs=exported.outputs,
-            temperatures=run.temperatures,
-            pixels=images.pixels,
-            largest_batch=min(LARGE_BATCH, run.experiment.train.eval_batch),
-            progress=lambda done, total: report("Checking", done, total),
-        )
-        _check_differences(largest)
-        facts = _facts(run, exported, images, largest, path.name, kind)
+        facts = _write_draft(run, network, exported, kind, draft, report)
         write_json(_beside(draft), facts)
         for file in sorted(Path(drafts).iterdir(), key=lambda file: file == draft):  # model last
             with replacing(path.parent / file.name) as place:
                 file.replace(place)
     return Exported(path, facts)
+
+
+def _write_draft(
+    run: LoadedRun,
+    network: Bare,
+    exported: ExportedNetwork,
+    kind: Kind,
+    draft: Path,
+    report: Progress,
+) -> ExportFacts:
+    """Write a run as one file, compare it with the run, and return the facts about it."""
+    form = FORMATS[kind]
+    images = _check_images(run)
+    report(f"Writing {draft.name}", 0, None)
+    form.write(exported, run.experiment.augment.image_size, draft)
+    largest = differences(
+        form.open(draft),
+        network,
+        run.gp,
+        augment=Augment(run.experiment.augment),
+        outputs=exported.outputs,
+        temperatures=run.temperatures,
+        pixels=images.pixels,
+        largest_batch=min(LARGE_BATCH, run.experiment.train.eval_batch),
+        progress=lambda done, total: report("Checking", done, total),
+    )
+    _check_differences(largest)
+    return _facts(run, exported, images, largest, draft.name, kind)
 
 
 def _check_free(path: Path, kind: Kind, *, overwrite: bool) -> None:
@@ -229,19 +242,18 @@ def _check_images(run: LoadedRun) -> CheckImages:
     if not run.has("test"):
         return CheckImages(pixels, 0, "the run had no test images")
     try:
-        _, images = replace(run, gp=None).part("test")  # without a GP, which would be filled anew
+        _, images = replace(run, gp=None).part("test")  # a GP would be filled again
         own = min(CHECK_IMAGES, len(images))
         for row in range(own):
             pixels[row] = augment.evaluation_pixels(images[row * len(images) // own])
     except (RunError, DataError, OSError) as error:
-        return CheckImages(
-            pixels, 0, f"the test images could not be loaded ({' '.join(str(error).split())})"
-        )
+        reason = " ".join(str(error).split())
+        return CheckImages(pixels, 0, f"the test images could not be loaded ({reason})")
     return CheckImages(pixels, own)
 
 
 def differences(
-    answer: Answer,
+    predictor: Predictor,
     network: nn.Module,
     gp: GaussianProcessRefiner | None,
     *,
@@ -252,15 +264,17 @@ def differences(
     largest_batch: int = LARGE_BATCH,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, float]:
-    """Return the largest absolute difference of a probability in each output, over batches of 1, 7
-    and ``largest_batch``.
+    """Return the largest absolute difference of a probability in each output.
+
+    Batches have 1, 7 and ``largest_batch`` images in turn.
 
     Args:
-        answer: the exported file as a function of images in [0, 1].
-        network, gp: what it was made from, called with the images as evaluation normalises them.
-        outputs: the head of each output. temperatures: of each head.
+        predictor: the exported file as a function of images in [0, 1].
+        network, gp: from which it was made, called with normalised images as in evaluation.
+        outputs: the head of each output.
+        temperatures: of each head.
         pixels: (n, s, s, 3) bytes.
-        progress: called with how many images are done, and of how many.
+        progress: called with the number of images done, and of all.
     """
     largest = dict.fromkeys(outputs, 0.0)
     start = 0
@@ -273,17 +287,15 @@ def differences(
             .calibrated(temperatures)
             .probs
         )
-        probs = answer(
-            np.ascontiguousarray(batch.transpose(0, 3, 1, 2), dtype=np.float32) / np.float32(255)
-        )
+        channels_first = np.ascontiguousarray(batch.transpose(0, 3, 1, 2), dtype=np.float32)
+        probs = predictor(channels_first / np.float32(255))
         for name, head in outputs.items():
             if probs[name].shape != expected[head].shape:
                 raise DifferenceError(
                     f"{name} has shape {probs[name].shape}, and should have {expected[head].shape}."
                 )
-            largest[name] = float(
-                np.maximum(largest[name], np.abs(probs[name] - expected[head]).max())
-            )  # keeps NaN
+            difference = np.abs(probs[name] - expected[head]).max()
+            largest[name] = float(np.maximum(largest[name], difference))  # keeps NaN
         start += len(batch)
         if progress is not None:
             progress(start, len(pixels))
