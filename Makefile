@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 # Random cases of test-all: where they start, and how many times as many as in test.
 SEED   ?= 0
 FUZZ   ?= 10
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
 
 .DEFAULT_GOAL := help
 .PHONY: help run test test-all test-cpus lint check format toy bench docs wheel
@@ -17,10 +17,10 @@ run: $(VENV)/ready     ## train on long-tailed digits with and without SemiGPC, 
 	$(BIN)/semigpc demo --out demo
 
 test: $(VENV)/ready     ## every test that a change could break (six minutes on two cores)
-	$(PYTEST) -m "not nightly"
+	OMP_NUM_THREADS=1 $(PYTEST) -m "not nightly"
 
 test-all: $(VENV)/ready     ## all tests, with FUZZ times as many random cases, from SEED (TESTS=tests/cli for some)
-	SEMIGPC_FUZZ_SEED=$(SEED) SEMIGPC_FUZZ_TIMES=$(FUZZ) $(PYTEST) $(TESTS)
+	SEMIGPC_FUZZ_SEED=$(SEED) SEMIGPC_FUZZ_TIMES=$(FUZZ) OMP_NUM_THREADS=1 $(PYTEST) $(TESTS)
 
 # Instruction sets, rounding and threads of other processors, as far as the libraries can emulate them.
 CPU_as-it-is    := OMP_NUM_THREADS=1
@@ -33,8 +33,7 @@ NUMBERS := $(addprefix tests/,gp refiners algorithms addons estimator paper)
 
 test-cpus: $(VENV)/ready     ## the tests whose results are numbers, as on other processors (CPUS=avx2 TESTS=tests/gp)
 	@failed=; $(foreach cpu,$(CPUS),echo "== $(cpu)"; \
-	env $(CPU_$(cpu)) $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile \
-	-m "not nightly" $(or $(TESTS),$(NUMBERS)) || failed="$$failed $(cpu)";) \
+	env $(CPU_$(cpu)) $(PYTEST) -m "not nightly" $(or $(TESTS),$(NUMBERS)) || failed="$$failed $(cpu)";) \
 	test -z "$$failed" || { echo "failed on:$$failed"; exit 1; }
 
 lint: $(VENV)/ready     ## format, lint, types
@@ -43,7 +42,7 @@ lint: $(VENV)/ready     ## format, lint, types
 	$(BIN)/mypy
 
 check: lint     ## the same and the fast tests, in 90 seconds: what pre-commit runs
-	$(PYTEST) -m "not slow"
+	OMP_NUM_THREADS=1 $(PYTEST) -m "not slow"
 
 format: $(VENV)/ready     ## format and fix what can be fixed
 	$(BIN)/ruff format
