@@ -30,7 +30,9 @@ from semigpc.models.encoder import EmbedConfig, embed_folder
 
 Record = dict[str, Any]
 SIZES = (96, 160, 224)  # pixels a side
-EAGER, CHANNELS_LAST, ONNX = "torch", "torch, channels last", "ONNX Runtime"
+EAGER = "torch"
+CHANNELS_LAST = "torch, channels last"
+ONNX = "ONNX Runtime"
 
 
 def bench_engines(
@@ -92,7 +94,9 @@ def bench_folder(config: EmbedConfig, *, images: int, side: int, seed: int = 0) 
     """Time :func:`embed_folder` on generated JPEG files: ``seconds`` in all, of which ``prepare_s``
     before the first batch.
     """
-    rng, moments, lines = np.random.default_rng(seed), [], []
+    rng = np.random.default_rng(seed)
+    moments = []
+    lines = []
     with tempfile.TemporaryDirectory() as folder:
         for number in range(images):
             coarse = Image.fromarray(rng.integers(0, 256, (16, 16, 3), dtype=np.uint8))

@@ -54,8 +54,12 @@ from semigpc.io.errors import DataError
 
 BATCH = 8  # rows replaced per step
 MEMBERS = 5  # of the ensemble
-WIDTH, CLASSES = 384, 10  # of generated rows
-FREE_WIDTH, FREE_LENGTH = 64, 0.5  # of those for the matrix-free engine: a pass costs N^2 D
+# of generated rows
+WIDTH = 384
+CLASSES = 10
+# of those for the matrix-free engine: a pass costs N^2 D
+FREE_WIDTH = 64
+FREE_LENGTH = 0.5
 TUNED = 3000  # rows by which leave-one-out picks the length-scale
 QUERIES = 2000  # rows at which means are compared
 CHUNK = 2048  # rows at a time
@@ -112,10 +116,8 @@ class Study:
                 f"{self.embeddings} has {len(pool.codes)} rows in train; {count} are needed."
             )
         rng = np.random.default_rng([self.seed, 6])
-        kept, asked = (
-            rng.permutation(len(pool.codes))[:count],
-            rng.permutation(len(pool.codes_test))[:QUERIES],
-        )
+        kept = rng.permutation(len(pool.codes))[:count]
+        asked = rng.permutation(len(pool.codes_test))[:QUERIES]
         return _rows(pool.X[kept], pool.codes[kept], pool.X_test[asked], pool.codes_test[asked])
 
     def picked(self, rows: Rows) -> Picked:
@@ -151,7 +153,8 @@ def exact_mean(rows: Rows, kernel: Kernel, noise_std: float) -> Tensor:
 
     One Cholesky factor in float32 and one step of refinement in float64.
     """
-    H, y = rows.features, rows.targets.double()
+    H = rows.features
+    y = rows.targets.double()
     K = kernel_matrix(H, kernel, noise_std)
     root = torch.linalg.cholesky(K)
     alpha = torch.cholesky_solve(rows.targets, root).double()
@@ -225,7 +228,9 @@ def sizes(study: Study, *, wanted: list[int], rank: int, steps: int) -> list[dic
 def _engines(
     size: int, rows: Rows, picked: Picked, rank: int
 ) -> Mapping[str, Callable[[], Engine]]:
-    width, classes, (kernel, noise) = rows.features.shape[1], rows.targets.shape[1], picked
+    width = rows.features.shape[1]
+    classes = rows.targets.shape[1]
+    kernel, noise = picked
 
     def exact(capacity: int) -> Engine:
         return ExactGP(capacity, width, classes, kernel=kernel, noise_std=noise)
@@ -280,10 +285,12 @@ def matrix_free(
         cold.update(seconds=time.perf_counter() - began, iterations=engine.health.total_iterations)
 
     peak = peak_resident_bytes(fill)
-    replace, warm = _replacing(engine, rows, size), []
+    replace = _replacing(engine, rows, size)
+    warm = []
     for step in range(steps):
         study.report(f"warm start {step + 1} of {steps}")
-        began, before = time.perf_counter(), replaced(engine.health)
+        began = time.perf_counter()
+        before = replaced(engine.health)
         replace()
         warm.append(
             {
@@ -314,7 +321,8 @@ def _true_residual(engine: MatrixFreeGP, sampled: int = 512) -> float:
     slots = torch.randperm(engine.capacity, generator=torch.Generator().manual_seed(1))[:sampled]
     count = len(slots)
     points, weights = engine.expansion()
-    rows, y = engine.features[slots].double(), engine.targets[slots].double()
+    rows = engine.features[slots].double()
+    y = engine.targets[slots].double()
     product = torch.zeros_like(y)
     for part, alpha in zip(points.split(4096), weights.split(4096), strict=True):
         product += engine.kernel(rows, part.double()) @ alpha

@@ -116,7 +116,8 @@ def measure_ours(task: Task, seed: int) -> tuple[dict[str, Record], Record]:
     codes = model.answer(task.X_test, variance=False, top=0).codes
     seconds = time.perf_counter() - began
     free = task.codes < 0
-    rows, truth = task.X[free], task.truth[free]
+    rows = task.X[free]
+    truth = task.truth[free]
     answers = model.answer(rows, top=0)
     promises = []
     for target in TARGETS:
@@ -157,7 +158,8 @@ def promise(answers: Answers, truth: NDArray[np.int64]) -> Record:
     and both as shares.
     """
     out = answers.status == Status.PSEUDO
-    given, right = int(out.sum()), int((answers.codes == truth)[out].sum())
+    given = int(out.sum())
+    right = int((answers.codes == truth)[out].sum())
     return {
         "given": given,
         "right": right,
@@ -313,7 +315,8 @@ def _against_before(problems: Mapping[str, Record], records: Sequence[Record]) -
     for name in problems:
         mine = [record for record in known if record["problem"] == name]
         if mine:
-            old, new = kept_promises(mine, TARGET, before=True), kept_promises(mine, TARGET)
+            old = kept_promises(mine, TARGET, before=True)
+            new = kept_promises(mine, TARGET)
             if old["precision"] is not None and old["precision"] >= TARGET:
                 ratios[name] = new["coverage"] / old["coverage"]
     errors = [(record["shares"]["error"], record["before"]["share_error"]) for record in known]
@@ -388,7 +391,8 @@ def exact(task: ManyLabels, rows: Tensor) -> tuple[Tensor, Tensor]:
     K.diagonal().fill_(1 + task.noise_std**2)
     factor = torch.linalg.cholesky(K, out=K)
     alpha = torch.cholesky_solve(task.targets[rows] - task.targets[rows].mean(dim=0), factor)
-    means, variances = [], []
+    means = []
+    variances = []
     for chunk in task.queries.split(CHUNK):
         k = task.kernel(chunk, points)
         means.append(k @ alpha)
@@ -450,7 +454,8 @@ def judge(
     """Return the balanced accuracy of all queries, and the balanced NLL of one half at the logit
     scale that suits the other.
     """
-    scores, codes = (mean * class_scales(counts)).double(), task.codes
+    scores = (mean * class_scales(counts)).double()
+    codes = task.codes
     first, second = torch.randperm(
         len(codes), generator=torch.Generator().manual_seed(seed)
     ).tensor_split(2)
@@ -489,7 +494,8 @@ def make_task(
     """
     rng = np.random.default_rng(seed)
     rows = draw_labels(data["y_train"], labels, ratio, rng)
-    X, codes = data["x_train"][rows], data["y_train"][rows]
+    X = data["x_train"][rows]
+    codes = data["y_train"][rows]
     tuned = balanced_subset(codes, TUNED_LABELS, rng)
     scalings = fit_scalings(X, labels=len(X))
     points = {name: scaling(X[tuned]) for name, scaling in scalings.items()}

@@ -337,7 +337,8 @@ def grid_rows(records: Sequence[Record]) -> Rows:
             for refiner in GRID
             if (score := scores.get(f"fixmatch+{refiner}")) is not None
         }
-        base, tuned = scores.get("fixmatch"), scores.get("fixmatch+gp")
+        base = scores.get("fixmatch")
+        tuned = scores.get("fixmatch+gp")
         if not pairs or base is None or tuned is None:
             continue
         best = max(pairs, key=lambda refiner: pairs[refiner])
@@ -386,10 +387,8 @@ def claim_rows(summary: Mapping[str, Any]) -> Rows:
 
 def note_lines(summary: Mapping[str, Any]) -> list[str]:
     """Return the rest of the claims, one per line."""
-    coverage, above = (
-        summary["coverage"],
-        {k: v for k, v in summary["over_labels_only"].items() if v is not None},
-    )
+    coverage = summary["coverage"]
+    above = {k: v for k, v in summary["over_labels_only"].items() if v is not None}
     below = {
         name: gain
         for name, gain in summary["gain_by_problem"]["linear"].items()
@@ -398,10 +397,8 @@ def note_lines(summary: Mapping[str, Any]) -> list[str]:
     lines = [f"Runs: {summary['runs']}."]
     if below:
         worst = min(below, key=lambda name: below[name])
-        lines.append(
-            f"Least gain of a problem, linear head: {percent(below[worst], sign=True)}, "
-            f"{PROBLEMS[worst].title}."
-        )
+        gain = percent(below[worst], sign=True)
+        lines.append(f"Least gain of a problem, linear head: {gain}, {PROBLEMS[worst].title}.")
     if above:
         worst = min(above, key=lambda name: above[name])
         wins = sum(value > 0 for value in above.values())
@@ -420,8 +417,7 @@ def note_lines(summary: Mapping[str, Any]) -> list[str]:
         "The chosen head is within a point of the better one in "
         f"{percent(summary['head_within_a_point'])} % of runs.",
         f"Coverage of SemiGPC after the warm-up: {percent(coverage['least'])} to "
-        f"{percent(coverage['most'])} %, late in a run "
-        f"{percent(coverage['late'])} % on average.",
+        f"{percent(coverage['most'])} %, late in a run {percent(coverage['late'])} % on average.",
         f"Calibration error of what SemiGPC's runs report: {percent(summary['ece'])} points.",
         f"Methods without a refiner gain {percent(summary['second_half_of_bases'], sign=True)} "
         "in the second half of a run.",
@@ -507,10 +503,8 @@ def field(
         name: path for name, path in (("mnist", mnist), ("cifar10", cifar)) if path is not None
     }
     if grid:
-        method, seed = (
-            ["fixmatch", "fixmatch+gp", *(f"fixmatch+{refiner}" for refiner in GRID)],
-            seed or [TUNING],
-        )
+        method = ["fixmatch", "fixmatch+gp", *(f"fixmatch+{refiner}" for refiner in GRID)]
+        seed = seed or [TUNING]
     study = _chosen(problem, method, seed, out, roots, times)
     words = (
         Path(word).name if "/" in word else word for word in sys.argv[1:]
@@ -534,28 +528,24 @@ def field(
     summary = summarise(records)
     study.write(records, summary, command)
     if plot is not None:
-        titles, labels = (
-            {name: one.title for name, one in PROBLEMS.items()},
-            {name: one.label for name, one in METHODS.items()},
-        )
+        titles = {name: one.title for name, one in PROBLEMS.items()}
+        labels = {name: one.label for name, one in METHODS.items()}
         draw_study(summary, plot, titles=titles, labels=labels)
     if as_json:
         typer.echo(json.dumps(summary, indent=2))
         return
     console = Console(width=None if Console().is_terminal else WIDTH)
-    tables = (
-        {"Scales of SemiGPC on FixMatch, balanced accuracy by the linear head": grid_rows(records)}
-        if grid
-        else {
-            "Balanced accuracy in percent, means over bases and seeds, linear head": problem_rows(
-                records, summary
-            ),
-            "Methods by mean rank, by the chosen head and by the linear one": method_rows(
-                records, summary
-            ),
+    if grid:
+        title = "Scales of SemiGPC on FixMatch, balanced accuracy by the linear head"
+        tables = {title: grid_rows(records)}
+    else:
+        by_problem = "Balanced accuracy in percent, means over bases and seeds, by the linear head"
+        by_method = "Methods by mean rank, by the chosen head and by the linear one"
+        tables = {
+            by_problem: problem_rows(records, summary),
+            by_method: method_rows(records, summary),
             "What SemiGPC adds, in points of balanced accuracy": claim_rows(summary),
         }
-    )
     for title, rows in tables.items():
         if as_markdown:
             typer.echo(f"{title}:\n\n{markdown(rows)}")

@@ -47,10 +47,13 @@ from semigpc.io.versions import versions
 from semigpc.types import Batch
 
 Record = dict[str, Any]
-BATCH, PREFETCH = 64, 4
+BATCH = 64
+PREFETCH = 4
 SIZES = (32, 224)  # pixels a side
 PHOTOGRAPH = (500, 375)  # pixels of a generated file where the network sees more than 32
-TORCHVISION, DECODING, KEPT = "torchvision", "semigpc, decoding", "semigpc, kept"
+TORCHVISION = "torchvision"
+DECODING = "semigpc, decoding"
+KEPT = "semigpc, kept"
 OURS = {DECODING: 0, KEPT: 2 * GIGABYTE}  # bytes to keep decoded images in
 READY = (
     v2.ToImage(),
@@ -66,14 +69,16 @@ class TwoViews:
     """
 
     def __init__(self, size: int) -> None:
-        flip, augment = v2.RandomHorizontalFlip(), v2.RandAugment(num_ops=3)
+        flip = v2.RandomHorizontalFlip()
+        augment = v2.RandAugment(num_ops=3)
         if size <= TINY_SIDE:
             self.first: Callable[[Image.Image], Image.Image] = v2.Identity()
             weak = strong = v2.RandomCrop(size, padding=size // 8, padding_mode="reflect")
         else:
             large = size * 8 // 7
             self.first = v2.Resize((large, large))
-            weak, strong = v2.RandomCrop(size), v2.RandomResizedCrop(size)
+            weak = v2.RandomCrop(size)
+            strong = v2.RandomResizedCrop(size)
         self.views = (v2.Compose([weak, flip, *READY]), v2.Compose([strong, flip, augment, *READY]))
 
     def __call__(self, image: Image.Image) -> tuple[Tensor, Tensor]:
@@ -85,18 +90,14 @@ def write_files(folder: Path, count: int, size: int, seed: int) -> None:
     """Write crops of the two photographs of scikit-learn: PNG files of 32 x 32, or JPEG files of
     500 x 375.
     """
-    rng, photographs = (
-        np.random.default_rng(seed),
-        [Image.fromarray(pixels) for pixels in load_sample_images().images],
-    )
+    rng = np.random.default_rng(seed)
+    photographs = [Image.fromarray(pixels) for pixels in load_sample_images().images]
     for number in range(count):
         photograph = photographs[number % 2]
         width = int(rng.integers(400, photograph.width))
         height = width * 3 // 4 if width * 3 // 4 < photograph.height else photograph.height
-        left, top = (
-            int(rng.integers(photograph.width - width + 1)),
-            int(rng.integers(photograph.height - height + 1)),
-        )
+        left = int(rng.integers(photograph.width - width + 1))
+        top = int(rng.integers(photograph.height - height + 1))
         box = (left, top, left + width, top + height)
         file = folder / ("even", "odd")[number % 2] / f"{number:05d}"
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -47,11 +47,10 @@ LABELLERS = (
     "self_training",
 )  # peers that label a table, out of those of the estimator
 LOOK_SECONDS = 0.05  # between looks at the memory of a peer's process
-NEIGHBOURS, POWER, ALPHA = (
-    50,
-    3.0,
-    0.99,
-)  # k, gamma and a of label propagation for deep learning (Iscen et al., 2019)
+# k, gamma and a of label propagation for deep learning (Iscen et al., 2019)
+NEIGHBOURS = 50
+POWER = 3.0
+ALPHA = 0.99
 ITERATIONS = 1000  # of conjugate gradients at most
 # rows of a graph up to which one dense factor is used for all labels, 36 MB and a second at most
 DENSE = 3000
@@ -104,7 +103,8 @@ def peers(problem: Problem) -> Iterator[tuple[str, Step]]:
 
 
 def _dense_peers(problem: Problem) -> Iterator[tuple[str, Step]]:
-    K, y = kernel_matrix(problem.features, problem.kernel, problem.noise_std), problem.targets
+    K = kernel_matrix(problem.features, problem.kernel, problem.noise_std)
+    y = problem.targets
     yield "inverse_s", lambda: torch.linalg.inv(K) @ y
     yield "cholesky_inverse_s", lambda: torch.cholesky_inverse(torch.linalg.cholesky(K)) @ y
     yield "cholesky_solve_s", lambda: torch.cholesky_solve(y, torch.linalg.cholesky(K))
@@ -130,7 +130,8 @@ def _paper_rule(problem: Problem) -> Step:
 
 
 def _kernel_ridge(problem: Problem) -> Step:
-    X, y = problem.features.numpy(), problem.targets.numpy()
+    X = problem.features.numpy()
+    y = problem.targets.numpy()
     gamma = 1 / (2 * problem.kernel.length_scale**2)
     model = KernelRidge(alpha=problem.noise_std**2, kernel="rbf", gamma=gamma)
     return lambda: model.fit(X, y)
@@ -155,8 +156,10 @@ def _gpytorch_peers(problem: Problem) -> Iterator[tuple[str, Step]]:
                 self.mean_module(x), self.covar_module(x)
             )
 
-    x, y = problem.features, problem.targets[:, 0].contiguous()
-    new_x, new_y = problem.new_features, problem.new_targets[:, 0].contiguous()
+    x = problem.features
+    y = problem.targets[:, 0].contiguous()
+    new_x = problem.new_features
+    new_y = problem.new_targets[:, 0].contiguous()
     likelihood = gpytorch.likelihoods.GaussianLikelihood().to(x)
     model = Model(x, y, likelihood).to(x)
     likelihood.noise = problem.noise_std**2
@@ -309,7 +312,8 @@ class Points:
     """
 
     def __init__(self, labeled: Rows, unlabeled: Rows) -> None:
-        self.labeled, self.all = labeled, np.concatenate([labeled, unlabeled])
+        self.labeled = labeled
+        self.all = np.concatenate([labeled, unlabeled])
 
     @cached_property
     def median(self) -> float:

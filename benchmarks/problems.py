@@ -159,8 +159,10 @@ def cut(problem: Problem, pool: Pool, seed: int) -> Task:
         X, codes, X_test, codes_test = X[kept], codes[kept], X[held], codes[held]
     else:
         judged = rng.permutation(len(codes_test))[:TESTED]
-        X_test, codes_test = X_test[judged], codes_test[judged]
-    labelled, unlabelled = [], []
+        X_test = X_test[judged]
+        codes_test = codes_test[judged]
+    labelled = []
+    unlabelled = []
     for rank, c in enumerate(rng.permutation(classes)):
         members = _drawn(codes, int(c), rng)
         share = problem.ratio ** (-rank / (classes - 1))

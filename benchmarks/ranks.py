@@ -60,7 +60,8 @@ def rank(
         block: row for block, row in scores.items() if all(method in row for method in methods)
     }
     dropped = [block for block in scores if block not in whole]
-    n, k = len(whole), len(methods)
+    n = len(whole)
+    k = len(methods)
     if not n or k < 2:
         return Ranking({}, n, dropped, None, None, None)
     table = np.array(
@@ -70,7 +71,8 @@ def rank(
     statistic = p_value = None
     if k > 2 and n > 1 and (table != table[:, :1]).any():
         found = stats.friedmanchisquare(*table.T)
-        statistic, p_value = float(found.statistic), float(found.pvalue)
+        statistic = float(found.statistic)
+        p_value = float(found.pvalue)
     q = float(stats.studentized_range.ppf(1 - level, k, math.inf)) / math.sqrt(2)
     order = np.argsort(means, kind="stable")
     return Ranking(
@@ -88,7 +90,8 @@ def sign_test(gains: Sequence[float]) -> dict[str, Any]:
     two-sided p of the sign test.
     """
     values = np.round(np.asarray(gains, dtype=float), SCORES_EQUAL)
-    wins, losses = int((values > 0).sum()), int((values < 0).sum())
+    wins = int((values > 0).sum())
+    losses = int((values < 0).sum())
     return {
         "pairs": len(values),
         "wins": wins,

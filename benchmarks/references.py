@@ -66,7 +66,9 @@ def drop_oldest_rows(K_inv: Tensor, count: int) -> Tensor:
     Returns:
         (N - count, N - count), in O(count N^2 + count^3).
     """
-    M11, M12, M22 = K_inv[count:, count:], K_inv[count:, :count], K_inv[:count, :count]
+    M11 = K_inv[count:, count:]
+    M12 = K_inv[count:, :count]
+    M22 = K_inv[:count, :count]
     A_inv: Tensor = M11 - M12 @ torch.linalg.inv(M22) @ M12.mT
     return A_inv
 

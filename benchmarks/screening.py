@@ -94,7 +94,9 @@ def draw(problem: Screening, pool: Pool, seed: int) -> Strangers:
     rng = np.random.default_rng([seed, 29])
     classes = rng.permutation(int(pool.codes.max()) + 1)
     known = len(classes) // 2
-    rows, codes, truth = [], [], []
+    rows = []
+    codes = []
+    truth = []
     for code, c in enumerate(classes):
         members = rng.permutation(np.flatnonzero(pool.codes == c))
         labels = problem.labels if code < known else 0

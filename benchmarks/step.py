@@ -33,7 +33,9 @@ from semigpc.training.loop import take_step
 from semigpc.training.state import Trainer, assemble, build_fabric
 from semigpc.types import Batch, Clock
 
-IMAGES, SIZE, N_CLASSES = 256, 32, 10
+IMAGES = 256
+SIZE = 32
+N_CLASSES = 10
 WARM = 5000  # a step number past every warm-up
 
 
@@ -94,7 +96,8 @@ def bench_step(
     }
     seconds = time_in_turns(steps, repetitions=repetitions, advance=advance)
     share = _data_wait_share(trainers["gp"], batches, base.train, repetitions, advance)
-    base_s, gp_s = min(seconds["base"]), min(seconds["gp"])
+    base_s = min(seconds["base"])
+    gp_s = min(seconds["gp"])
     return StepTimes(base_s, gp_s, gp_s / base_s, share, repetitions)
 
 

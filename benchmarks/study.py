@@ -84,8 +84,8 @@ class StudyProblem:
     @property
     def name(self) -> str:
         """Return the name on the command line, as in "mnist_a50" or "digits_b4"."""
-        size = self.ratio if self.setting == "A" else self.labels
-        return f"{self.data}_{self.setting.lower()}{size}"
+        number = self.ratio if self.setting == "A" else self.labels
+        return f"{self.data}_{self.setting.lower()}{number}"
 
     @property
     def source(self) -> str:
@@ -174,7 +174,8 @@ def study_experiment(
         problem, method: by name. roots: of "mnist" and "cifar10". seed: of split and run. times:
             longer than the problem's own.
     """
-    one, chosen = PROBLEMS[problem], METHODS[method]
+    one = PROBLEMS[problem]
+    chosen = METHODS[method]
     length = 2 * round(times * STEPS[one.data] / 2)
     names = {"algorithm": chosen.base, "refiner": chosen.refiner.split("_")[0], "seed": seed}
     full = _full(one, roots.get(one.source, Path()), names, validated=seed >= TUNING)
@@ -367,7 +368,8 @@ def figures(path: Path) -> Record:
     """
     folder = RunFolder(path)
     entries = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
-    experiment, summary = folder.experiment(), folder.read_summary()
+    experiment = folder.experiment()
+    summary = folder.read_summary()
     headline: Any = (summary["results"] or {})["last"]
     evaluations = [entry for entry in entries if entry["kind"] == "eval"]
     part = "validation" if experiment.seed >= TUNING else "test"

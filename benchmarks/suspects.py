@@ -96,7 +96,8 @@ def draw(problem: Flips, pool: Pool, seed: int) -> Flipped:
     """Which rows are there and which labels are wrong, by the seed."""
     rng = np.random.default_rng([seed, 41])
     classes = int(pool.codes.max()) + 1
-    labelled, unlabelled = [], []
+    labelled = []
+    unlabelled = []
     for rank, c in enumerate(rng.permutation(classes)):
         members = rng.permutation(np.flatnonzero(pool.codes == c))
         n = max(

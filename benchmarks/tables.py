@@ -33,7 +33,10 @@ COLOURS = (
     "#1A1A1A",
 )
 WIDTH = 140  # columns of tables where there is no terminal
-USAGE, FAILURE, STOPPED = 2, 1, 130  # exit codes
+# exit codes
+USAGE = 2
+FAILURE = 1
+STOPPED = 130
 
 Record = dict[str, Any]
 Case = TypeVar("Case", bound=OnData)
@@ -94,11 +97,14 @@ def script(command: Callable[..., None]) -> typer.Typer:
         try:
             command(*arguments, **options)
         except (SettingsError, DataError) as error:
-            code, message = USAGE, str(error)
+            code = USAGE
+            message = str(error)
         except (RunError, ImportError, OSError) as error:
-            code, message = FAILURE, str(error)
+            code = FAILURE
+            message = str(error)
         except (KeyboardInterrupt, Stopped):
-            code, message = STOPPED, "stopped. Give the same command again to go on."
+            code = STOPPED
+            message = "stopped. Give the same command again to go on."
         else:
             return
         typer.echo(f"{command.__name__}: {message}", err=True)
@@ -182,7 +188,8 @@ def study(
     summary.
     """
     check_folders(out=out, plot=plot)
-    at_hand, drawn = loaders(embeddings, mnist), read_seeds(seeds)
+    at_hand = loaders(embeddings, mnist)
+    drawn = read_seeds(seeds)
     names = {problem.data for problem in problems}
     unknown = [name for name in data or [] if name not in names]
     if unknown:

@@ -83,7 +83,8 @@ def peak_resident_bytes(step: Step) -> int | None:
     if before is None:
         step()
         return None
-    highest, done = before, threading.Event()
+    highest = before
+    done = threading.Event()
 
     def watch() -> None:
         nonlocal highest

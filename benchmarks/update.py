@@ -79,10 +79,8 @@ def generated_stream(
     centres = F.normalize(torch.randn(classes, width, generator=generator), dim=1)
     labels = torch.randint(classes, (rows,), generator=generator)
     noise = spread * torch.randn(rows, width, generator=generator) / width**0.5
-    features, targets = (
-        F.normalize(centres[labels] + noise, dim=1),
-        F.one_hot(labels, classes).float(),
-    )
+    features = F.normalize(centres[labels] + noise, dim=1)
+    targets = F.one_hot(labels, classes).float()
     if spread == 1:
         return Stream("stream", features, targets, 0.1**0.5, 0.1**0.5, generator)
     return Stream("clusters", features, targets, 0.59, 0.2, generator)
@@ -130,8 +128,10 @@ def bench_update(
         the engine's own ``state_bytes``, ``matrix_share`` of the bytes of P over 4 N^2, and the
         ``max_abs_error`` of the means after the run against a fresh float64 solve.
     """
-    classes, width = stream.targets.shape[1], stream.features.shape[1]
-    kernel, noise_std = RBF(length_scale=stream.length_scale), stream.noise_std
+    classes = stream.targets.shape[1]
+    width = stream.features.shape[1]
+    kernel = RBF(length_scale=stream.length_scale)
+    noise_std = stream.noise_std
     record: Record = {
         "size": size,
         "rows": stream.name,
@@ -189,17 +189,16 @@ def _time_steps(
     record: Record, engine: ExactGP, stream: Stream, *, steps: int, report: Callable[[str], object]
 ) -> None:
     """Time replacements of random rows beside the floor, and measure their memory."""
-    size, batch = engine.capacity, int(_number(record["batch"]))
+    size = engine.capacity
+    batch = int(_number(record["batch"]))
     ready = iter(
         [
             (torch.randperm(size, generator=stream.generator)[:batch], *stream.draw(batch))
             for _ in range(1 + steps + STEPS_UNTIL_A_FOLD)
         ]
     )
-    P, C = (
-        torch.randn(size, size, generator=stream.generator),
-        torch.randn(size, batch, generator=stream.generator),
-    )
+    P = torch.randn(size, size, generator=stream.generator)
+    C = torch.randn(size, batch, generator=stream.generator)
     contenders: dict[str, Step] = {
         "floor_s": lambda: P @ C,
         "ours_s": lambda: engine.replace(*next(ready)),
@@ -209,7 +208,8 @@ def _time_steps(
     for name, times in seconds.items():
         record[name] = fmean(times)
         record[name.removesuffix("_s") + "_median_s"] = median(times)
-    ours, floor = seconds["ours_s"], seconds["floor_s"]
+    ours = seconds["ours_s"]
+    floor = seconds["floor_s"]
     record |= {
         "ratio_floor": fmean(ours) / fmean(floor),
         "ratio_floor_median": median(ours) / median(floor),

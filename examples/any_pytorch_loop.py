@@ -13,7 +13,9 @@ from torch import Tensor, nn
 
 from semigpc.refiners import GaussianProcessRefiner, GPConfig
 
-CLASSES, WIDTH, STEPS = 10, 64, 400
+CLASSES = 10
+WIDTH = 64
+STEPS = 400
 LABELED = [int(40 * 0.05 ** (c / 9)) for c in range(CLASSES)]  # of each class: 40 down to 2
 
 
@@ -29,19 +31,19 @@ def train(refiner: GaussianProcessRefiner | None) -> float:
     """Balanced accuracy on the digits held back."""
     torch.manual_seed(0)
     pixels, truth = load_digits(return_X_y=True)
-    x, y = torch.from_numpy(pixels).float() / 16, torch.from_numpy(truth)
-    train_x, train_y, test_x, test_y = x[:1200], y[:1200], x[1200:], y[1200:]
+    x = torch.from_numpy(pixels).float() / 16
+    y = torch.from_numpy(truth)
+    train_x = x[:1200]
+    train_y = y[:1200]
+    test_x = x[1200:]
+    test_y = y[1200:]
     labeled = torch.cat([(train_y == c).nonzero()[: LABELED[c], 0] for c in range(CLASSES)])
-    body, head = (
-        nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, WIDTH), nn.ReLU()),
-        nn.Linear(WIDTH, CLASSES),
-    )
+    body = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, WIDTH), nn.ReLU())
+    head = nn.Linear(WIDTH, CLASSES)
     optimizer = torch.optim.SGD([*body.parameters(), *head.parameters()], lr=0.05, momentum=0.9)
     for _ in range(STEPS):
-        rows, others = (
-            labeled[torch.randint(len(labeled), (32,))],
-            torch.randint(len(train_x), (128,)),
-        )
+        rows = labeled[torch.randint(len(labeled), (32,))]
+        others = torch.randint(len(train_x), (128,))
         h_x, h_weak, h_strong = body(
             torch.cat([weak(train_x[rows]), weak(train_x[others]), strong(train_x[others])])
         ).split([32, 128, 128])

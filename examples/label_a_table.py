@@ -9,7 +9,9 @@ from sklearn.datasets import load_digits
 
 from semigpc import SemiGPClassifier
 
-RATIO, HEAD = 20, 30  # labels of the largest class over those of the smallest, and how many it has
+# labels of the largest class over those of the smallest, and how many it has
+RATIO = 20
+HEAD = 30
 
 
 def main() -> None:

@@ -18,7 +18,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from semigpc.integrations.lightning import SemiGPCCallback
 from semigpc.refiners import GPConfig
 
-CLASSES, WIDTH = 10, 64
+CLASSES = 10
+WIDTH = 64
 LABELED = [int(40 * 0.05 ** (c / 9)) for c in range(CLASSES)]  # of each class: 40 down to 2
 
 
@@ -33,8 +34,10 @@ class FixMatch(pl.LightningModule):
         self.head = nn.Linear(WIDTH, CLASSES)
 
     def training_step(self, batch: dict[str, list[Tensor]]) -> Tensor:
-        (x, y), (u,) = batch["labeled"], batch["unlabeled"]
-        weak, strong = u + 0.05 * torch.randn_like(u), u * (torch.rand_like(u) > 0.3)
+        (x, y) = batch["labeled"]
+        (u,) = batch["unlabeled"]
+        weak = u + 0.05 * torch.randn_like(u)
+        strong = u * (torch.rand_like(u) > 0.3)
         h_x, h_weak, h_strong = (self.body(part) for part in (x, weak, strong))
         targets = self.semigpc.refine(h_weak, self.head(h_weak).softmax(dim=1))
         self.semigpc.remember(h_x, y)
@@ -54,7 +57,8 @@ def main() -> None:
     warnings.filterwarnings("ignore", module="pytorch_lightning")  # few workers, few batches
     pl.seed_everything(0, verbose=False)
     pixels, truth = load_digits(return_X_y=True)
-    x, y = torch.from_numpy(pixels).float() / 16, torch.from_numpy(truth)
+    x = torch.from_numpy(pixels).float() / 16
+    y = torch.from_numpy(truth)
     rows = torch.cat([(y[:1200] == c).nonzero()[: LABELED[c], 0] for c in range(CLASSES)])
     loaders = {
         "labeled": DataLoader(TensorDataset(x[rows], y[rows]), batch_size=32, shuffle=True),

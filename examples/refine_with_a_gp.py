@@ -11,7 +11,10 @@ import torch.nn.functional as F
 
 from semigpc import RBF, BalancedBuffer, ExactGP
 
-CLASSES, WIDTH, CAPACITY, BATCH = 5, 32, 500, 8
+CLASSES = 5
+WIDTH = 32
+CAPACITY = 500
+BATCH = 8
 LOGIT_SCALE = 6.0  # lambda: turns posterior means between 0 and 1 into logits
 
 

@@ -27,8 +27,10 @@ from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
-MARK, PINNED = "_pretended_device", "_pretended_to_be_pinned"
+CUDA = torch.device("cuda", 0)
+CPU = torch.device("cpu")
+MARK = "_pretended_device"
+PINNED = "_pretended_to_be_pinned"
 SOURCE = "/src/semigpc/"
 SMALL = (
     2**16
@@ -71,7 +73,9 @@ TAKES_NONE = {
 }
 
 TORCH: Any = torch  # untyped, as what is replaced below
-DEVICE, TO, AUTOCAST = TORCH._C.TensorBase.device.__get__, TORCH.Tensor.to, TORCH.autocast
+DEVICE = TORCH._C.TensorBase.device.__get__
+TO = TORCH.Tensor.to
+AUTOCAST = TORCH.autocast
 GROUPED = TORCH._C._group_tensors_by_device_and_dtype
 
 
@@ -143,14 +147,16 @@ class PretendDevice(TorchDispatchMode):
         """Count a copy to the device, before which the host converts to the dtype; and a wait
         unless CUDA does without.
         """
-        size, pinned = source.numel() * dtype.itemsize, dtype == source.dtype and source.is_pinned()
+        size = source.numel() * dtype.itemsize
+        pinned = dtype == source.dtype and source.is_pinned()
         self.copies.append(Copy(_line(), size, non_blocking, pinned))
         if not (non_blocking and (pinned or size <= SMALL)):
             self.wait("copy to the device")
 
     def move(self, tensor: Tensor, target: torch.device, name: str, **options: Any) -> Tensor:
         """Return ``tensor.to(target, **options)``."""
-        origin, options = _known(tensor), {"dtype": tensor.dtype} | options
+        origin = _known(tensor)
+        options = {"dtype": tensor.dtype} | options
         if target.type not in ("cpu", "cuda"):
             return TO(tensor, device=target, **options)  # type: ignore[no-any-return]
         if origin != target:
@@ -168,7 +174,8 @@ class PretendDevice(TorchDispatchMode):
     @contextmanager
     def making(self, target: torch.device) -> Iterator[None]:
         """Put what is made on a device, without further questions."""
-        before, self._target = self._target, target
+        before = self._target
+        self._target = target
         try:
             yield
         finally:
@@ -196,7 +203,8 @@ class PretendDevice(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        name, kwargs = operation.overloadpacket.__name__, kwargs or {}
+        name = operation.overloadpacket.__name__
+        kwargs = kwargs or {}
         leaves = tree_leaves((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         if any(tensor.is_meta for tensor in tensors):
@@ -229,7 +237,8 @@ class PretendDevice(TorchDispatchMode):
         must not meet.
         """
         if name == "copy_":
-            home, source = _known(args[0]), _known(args[1])
+            home = _known(args[0])
+            source = _known(args[1])
             if (home, source) == (CUDA, CPU):
                 self.copied(
                     args[1],
@@ -345,7 +354,8 @@ def _methods(pretended: PretendDevice) -> dict[str, Any]:
     def to(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         first, rest = (args[0], args[1:]) if args else (None, ())
         if isinstance(first, Tensor):
-            kwargs, rest = {"device": _device(first), **kwargs}, (first.dtype, *rest)
+            kwargs = {"device": _device(first), **kwargs}
+            rest = (first.dtype, *rest)
         elif isinstance(first, torch.dtype):
             rest = args
         elif first is not None:

@@ -121,7 +121,9 @@ class _Copier(Listener):
 )  # these draw random numbers on the device
 @pytest.mark.usefixtures("gpu")
 def test_a_killed_run_resumes_to_the_same_bits(algorithm: str, tmp_path: Path) -> None:
-    whole, killed, experiment = tmp_path / "whole", tmp_path / "killed", tiny_run(algorithm)
+    whole = tmp_path / "whole"
+    killed = tmp_path / "killed"
+    experiment = tiny_run(algorithm)
     train(experiment, whole, listener=_Copier(whole))
     assert read_checkpoint(RunFolder(killed).last).state["step"] == 3
     train(experiment, killed, resume=True)

@@ -33,7 +33,8 @@ def test_soft_cross_entropy_is_the_mean_over_images(generator: torch.Generator) 
 
 def test_one_hot_targets_give_the_cross_entropy_of_classes(generator: torch.Generator) -> None:
     logits, targets = draw(generator)
-    classes, mask = targets.argmax(dim=1), torch.ones(6)
+    classes = targets.argmax(dim=1)
+    mask = torch.ones(6)
     one_hot = torch.eye(4, dtype=torch.float64)[classes]
     hard = masked_cross_entropy(logits, classes, mask)
     torch.testing.assert_close(hard, soft_cross_entropy(logits, one_hot))

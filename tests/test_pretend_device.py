@@ -46,7 +46,8 @@ WAITS = {"in backward": 2}  # once forward
 
 @pytest.mark.parametrize("name", WAITING)
 def test_planted_waits_are_counted(name: str, gpu: PretendDevice) -> None:
-    on_device, on_host = torch.arange(4.0, device=CUDA), torch.arange(4.0)
+    on_device = torch.arange(4.0, device=CUDA)
+    on_host = torch.arange(4.0)
     WAITING[name](on_device)
     assert gpu.waits.total() == WAITS.get(name, 1), gpu.waits
     gpu.reset()
@@ -56,7 +57,8 @@ def test_planted_waits_are_counted(name: str, gpu: PretendDevice) -> None:
 
 
 def test_what_needs_no_wait_is_not_counted(gpu: PretendDevice) -> None:
-    x, host = torch.arange(4.0, device=CUDA), torch.tensor([2, 0])
+    x = torch.arange(4.0, device=CUDA)
+    host = torch.tensor([2, 0])
     torch.softmax(x[host.to(x.device, non_blocking=True)], dim=0).argmax(dim=0)
     torch.ones(2**15).pin_memory().to(x.device, non_blocking=True)
     x.new_zeros(5).index_add_(0, x.long(), x)
@@ -113,7 +115,8 @@ RIGHT: dict[
 @pytest.mark.parametrize("name", RIGHT)
 @pytest.mark.usefixtures("gpu")
 def test_what_cuda_allows_is_allowed(name: str) -> None:
-    x, host = torch.arange(4.0, device="cuda"), torch.arange(4.0)
+    x = torch.arange(4.0, device="cuda")
+    host = torch.arange(4.0)
     result = RIGHT[name](x, host)
     assert result.device == CUDA
     assert result.is_cuda
@@ -150,7 +153,8 @@ WRONG: dict[str, Callable[[Tensor, Tensor], object]] = {
 @pytest.mark.parametrize("name", WRONG)
 @pytest.mark.usefixtures("gpu")
 def test_what_cuda_rejects_is_rejected(name: str) -> None:
-    x, host = torch.arange(4.0, device="cuda"), torch.arange(4.0)
+    x = torch.arange(4.0, device="cuda")
+    host = torch.arange(4.0)
     WRONG[name](host.clone(), host)
     with pytest.raises((RuntimeError, TypeError), match=r"devices?\b|cuda"):
         WRONG[name](x, host)
@@ -160,7 +164,8 @@ def test_what_cuda_rejects_is_rejected(name: str) -> None:
 def test_the_device_has_random_numbers_of_its_own() -> None:
     torch.manual_seed(0)
     before = torch.get_rng_state()
-    first, again = torch.rand(3, device=CUDA), torch.cuda.get_rng_state()
+    first = torch.rand(3, device=CUDA)
+    again = torch.cuda.get_rng_state()
     assert torch.equal(torch.get_rng_state(), before)
     second = torch.rand(3, device=CUDA)
     torch.cuda.set_rng_state(again)

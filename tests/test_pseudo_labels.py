@@ -39,7 +39,8 @@ def test_sharpening_a_softmax_divides_its_logits_by_the_temperature(
 
 
 def test_alignment_follows_its_equation(generator: torch.Generator) -> None:
-    probs, average = draw(generator), draw(generator, 1)[0]
+    probs = draw(generator)
+    average = draw(generator, 1)[0]
     aligned = align(probs, TARGET.double(), average)
     for row, answer in zip(probs.tolist(), aligned.tolist(), strict=True):
         moved = [
@@ -106,7 +107,8 @@ def test_the_queue_forgets_and_counts_only_what_it_has_seen(generator: torch.Gen
 def test_a_tracker_resumes_from_its_state(
     make: Callable[[Tensor], EMAAlignment | QueueAlignment], generator: torch.Generator
 ) -> None:
-    first, second = make(TARGET), make(torch.full((3,), 1 / 3))
+    first = make(TARGET)
+    second = make(torch.full((3,), 1 / 3))
     for _ in range(6):
         first(draw(generator, dtype=torch.float32))
     second.load_state_dict(first.state_dict())
@@ -122,7 +124,8 @@ def test_a_table_written_by_last_of_each_holds_what_a_loop_leaves(
         index = torch.randint(6, (9,), generator=generator)
         values = torch.randint(100, (9,), generator=generator)
         mask = torch.rand(9, generator=generator) < 0.5
-        expected, masked = torch.full((6,), -1), torch.full((6,), -1)
+        expected = torch.full((6,), -1)
+        masked = torch.full((6,), -1)
         for position, value, sure in zip(
             index.tolist(), values.tolist(), mask.tolist(), strict=True
         ):

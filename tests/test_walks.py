@@ -33,7 +33,10 @@ pytestmark = pytest.mark.slow
 ROOT = Path(semigpc.__file__).parent
 PAGE = ROOT.parents[1] / "docs" / "architecture.md"
 GROUND = re.compile(r"io/|report/wording$|cli/(__init__|failures|options|progress|tables)$")
-BATCH, ROW, CELL, ANSWER = "One batch", "One labelled row", "One cell of a comparison", "One answer"
+BATCH = "One batch"
+ROW = "One labelled row"
+CELL = "One cell of a comparison"
+ANSWER = "One answer"
 # An answer has one more than the 12 that were planned: the exact GP and its tiled inverse are two
 # files, as together they would have 750 lines.
 MOST_FILES = {BATCH: 23, ROW: 23, CELL: 17, ANSWER: 13}
