@@ -29,7 +29,7 @@ CPU_no-vectors  := OMP_NUM_THREADS=1 ATEN_CPU_CAPABILITY=default MKL_CBWR=COMPAT
 CPU_avx2        := OMP_NUM_THREADS=1 ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=AVX2 ONEDNN_MAX_CPU_ISA=AVX2
 CPU_mixed       := OMP_NUM_THREADS=1 ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=SSE4_2
 CPUS  ?= as-it-is two-threads no-vectors avx2 mixed
-NUMBERS := $(addprefix tests/,gp refiners algorithms addons estimator paper)
+NUMBERS := $(addprefix tests/,gp buffers refiners algorithms addons estimator paper)
 
 test-cpus: $(VENV)/ready     ## the tests whose results are numbers, as on other processors (CPUS=avx2 TESTS=tests/gp)
 	@failed=; $(foreach cpu,$(CPUS),echo "== $(cpu)"; \
