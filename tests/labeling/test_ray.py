@@ -253,7 +253,7 @@ def test_options_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
     call = ("label", settings.data, "--labels", settings.labels or "")
     refused("label", "s3://bucket/x", "--out", tmp_path / "o", code=2, words="need --engine ray")
     on_ray = (*call, "--engine", "ray", "--out")
-    refused(*on_ray, settings.data / "labels", code=2, words="--out must not be inside of the data")
+    refused(*on_ray, settings.data / "labels", code=2, words="--out must not be inside the data")
     images = semigpc(*on_ray, tmp_path / "o", "--images", tmp_path)
     assert images.exit_code == 2
     assert "--engine local" in " ".join(images.stderr.replace("│", " ").split())

@@ -73,7 +73,7 @@ def test_missing_weights_are_named_with_their_address(tmp_path: Path) -> None:
 
 def test_missing_weights_are_named_wherever_they_are_loaded(tmp_path: Path) -> None:
     with pytest.raises(
-        FileNotFoundError, match=r"dino_deitsmall16_pretrain\.pth are not in .*Fetch https://dl\."
+        FileNotFoundError, match=r"dino_deitsmall16_pretrain\.pth are not in .*Download https://dl\."
     ):
         load_weights(SmallCNN(), tmp_path / "dino_deitsmall16_pretrain.pth")
 
@@ -86,7 +86,7 @@ def test_a_file_with_another_hash_than_the_published_one_is_rejected(
     digest = hashlib.sha256(b"half a file").hexdigest()
     with pytest.raises(
         ValueError,
-        match=f"must begin with cd65a155; got {digest[:8]}. Fetch https://.*/{path.name} again",
+        match=f"must begin with cd65a155; got {digest[:8]}. Download https://.*/{path.name} again",
     ):
         load_weights(SmallCNN(), path)
     with pytest.raises(SettingsError, match="must begin with cd65a155"):
