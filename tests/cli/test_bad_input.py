@@ -85,6 +85,7 @@ def test_a_class_with_a_single_label_is_noted(tmp_path: Path) -> None:
     assert "no images to evaluate on" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_class_absent_from_the_labels(trained: Trained, tmp_path: Path) -> None:
     rows = [line.split(",") for line in (trained.root / "labels.csv").read_text().split()[1:]]
     write_table(

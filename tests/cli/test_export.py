@@ -44,6 +44,7 @@ def test_it_says_what_was_written_and_how_it_was_checked(run: Path) -> None:
     assert re.fullmatch(checked + r"\d\.\de-\d\d, allowed 0\.0001", second)
 
 
+@pytest.mark.slow
 def test_the_example_of_the_docs_says_what_predict_says(
     run: Path,
     trained: Trained,

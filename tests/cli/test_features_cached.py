@@ -23,6 +23,7 @@ from tests.cli.own_data import CLASSES, make_folder
 needs_package = pytest.mark.skipif(
     find_spec(EMBEDDED_PACKAGE) is None, reason=f"{EMBEDDED_PACKAGE} is not installed"
 )
+pytestmark = pytest.mark.slow  # a folder of photographs is embedded once, in five seconds
 IMAGES = 56
 
 
@@ -74,7 +75,6 @@ def results(run: Path) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.slow
 @needs_package
 def test_training_computes_features_and_learns_from_them(cached: Cached) -> None:
     assert f"features: {IMAGES} of {IMAGES} images, 0 s left" in cached.lines
@@ -93,7 +93,6 @@ def test_training_computes_features_and_learns_from_them(cached: Cached) -> None
     assert {path.name.partition("-")[0] for path in cached.shards} == {"key.json", "views", "plain"}
 
 
-@pytest.mark.slow
 @needs_package
 def test_photographs_train_on_the_frozen_network_and_the_first_line_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -154,7 +153,6 @@ def test_the_default_network_depends_on_the_images_and_the_gpu(
     assert chosen(200, cached=True) == (embedded, True, 160, "embedded")
 
 
-@pytest.mark.slow
 @needs_package
 def test_the_second_run_starts_without_computing_and_ends_the_same(
     cached: Cached, tmp_path: Path
@@ -167,7 +165,6 @@ def test_the_second_run_starts_without_computing_and_ends_the_same(
     assert results(tmp_path / "again") == results(cached.run)
 
 
-@pytest.mark.slow
 @needs_package
 def test_other_algorithms_share_the_features(cached: Cached, tmp_path: Path) -> None:
     command = cached.command[:-1]  # there is no buffer to set

@@ -361,6 +361,7 @@ def test_labels_are_never_written_over_the_data(tmp_path: Path, overwrite: bool)
     assert (tmp_path / "file").read_text() == "mine"
 
 
+@pytest.mark.slow
 def test_the_local_engine_does_not_write_beside_partitions_unless_told_to_replace_them(
     tmp_path: Path,
 ) -> None:

@@ -81,6 +81,7 @@ def test_a_network_of_fixed_size_is_built_for_the_size_asked_for() -> None:
     assert small(torch.zeros(1, 64, 64, 3, dtype=torch.uint8)).shape == (1, 64)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("of_bytes", [False, True])
 def test_onnx_runtime_returns_the_rows_of_torch(
     monkeypatch: pytest.MonkeyPatch, of_bytes: bool
@@ -265,6 +266,7 @@ def announced(photos: Path, out: Path, config: EmbedConfig = TINY) -> str:
     return line
 
 
+@pytest.mark.slow
 def test_both_engines_write_the_same_rows(
     photos: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -308,6 +310,7 @@ def with_an_exporter_that_fails(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(encoder, "write_onnx", broken)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("defect", "words"),
     [

@@ -99,6 +99,7 @@ def test_a_cross_stands_on_each_wrong_point_and_on_no_other(
         np.testing.assert_allclose(crosses, data.points[wrong].numpy())
 
 
+@pytest.mark.slow
 def test_each_panel_of_figure_1_has_its_classifier_its_number_and_a_ring_at_the_place(
     figure1: Figure,
 ) -> None:

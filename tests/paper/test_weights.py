@@ -73,7 +73,8 @@ def test_missing_weights_are_named_with_their_address(tmp_path: Path) -> None:
 
 def test_missing_weights_are_named_wherever_they_are_loaded(tmp_path: Path) -> None:
     with pytest.raises(
-        FileNotFoundError, match=r"dino_deitsmall16_pretrain\.pth are not in .*Download https://dl\."
+        FileNotFoundError,
+        match=r"dino_deitsmall16_pretrain\.pth are not in .*Download https://dl\.",
     ):
         load_weights(SmallCNN(), tmp_path / "dino_deitsmall16_pretrain.pth")
 

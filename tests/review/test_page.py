@@ -16,6 +16,7 @@ from semigpc.review.session import open_session
 from tests.review.browser import Server, chromium, journal, open_page, served_here
 from tests.review.shapes import HTML_NAME, TEXT_NAME, make_labelled
 
+pytestmark = pytest.mark.slow  # a browser
 BIRDS = ("ruby-throated hummingbird", "black-crowned night heron", "yellow-bellied woodpeckerlings")
 WRONG_LABEL, RIGHT_LABEL = BIRDS[1], BIRDS[0]  # of the first label
 BROKEN_WORDS = """() => {
@@ -96,7 +97,6 @@ def answers(page: Any) -> dict[str, tuple[str, str]]:
     }
 
 
-@pytest.mark.slow
 def test_ten_images_by_keyboard_then_undo_reload_kill_and_restart_lose_nothing(
     out: Path, browser: Any, start: Callable[[], Server]
 ) -> None:
@@ -338,7 +338,6 @@ def test_many_cards_are_accepted_at_once_and_undone_at_once(
     assert page.problems == []
 
 
-@pytest.mark.slow
 def test_a_screen_reader_is_told_what_is_where(address: str, browser: Any) -> None:
     page = open_page(browser, address)
     grid = page.get_by_role("grid", name="Cards")

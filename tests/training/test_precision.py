@@ -136,6 +136,7 @@ def test_an_overflow_skips_the_step_and_lowers_the_scale(tmp_path: Path) -> None
     assert gp.engine.features.isfinite().all()
 
 
+@pytest.mark.slow
 def test_after_overflows_training_goes_on_at_a_lower_scale(tmp_path: Path) -> None:
     run = Watched("16-mixed", tmp_path, "train.clip_norm=1", scale=2.0**24)
     before = run.weights

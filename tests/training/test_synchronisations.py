@@ -140,6 +140,7 @@ def test_a_step_without_a_refiner_waits_for_its_loss_alone(
         ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings", [("refiner.class_prior=frequency",), ("refiner.balanced=true",)]
 )
@@ -197,6 +198,7 @@ def test_each_tensor_of_a_batch_is_copied_once_from_pinned_memory(
         assert sum(copy.size for copy in step.copies) <= SMALL_BYTES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", COPIES)
 def test_a_gp_copies_only_slots_and_class_shares(
     engine: str, gpu: PretendDevice, tmp_path: Path
