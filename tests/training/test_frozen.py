@@ -49,7 +49,7 @@ def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         root = tmp_path_factory.mktemp("features")
         patch.setenv("SEMIGPC_CACHE", str(root))
-        patch.setattr(feature_views, "WORKER_IMAGES", 10**6)
+        patch.setattr(feature_views, "LEAST_IMAGES_FOR_WORKERS", 10**6)
         yield root
 
 

@@ -30,7 +30,7 @@ from semigpc.io.images import Images
 from semigpc.io.parts import MARK_BYTES, Folder, Key, RowParts, key_digest, plain
 
 CACHE_VARIABLE = "SEMIGPC_CACHE"  # of the environment; names the folder of all caches
-WORKER_IMAGES = 64  # fewer images are not worth starting a worker process for
+LEAST_IMAGES_FOR_WORKERS = 64  # fewer images are not worth starting a worker process for
 CHUNK_IMAGES = 16  # images whose views pass the network together
 Embed = Callable[[Tensor], Tensor]
 Progress = Callable[[int, int], None]
@@ -287,7 +287,7 @@ class FeatureCache:
         """Add what is missing, part by part."""
         total = sum(len(chunk.indices) for chunk in chunks)
         augment = Augment(self.key.augment)
-        processes = workers if total > WORKER_IMAGES else 0
+        processes = workers if total > LEAST_IMAGES_FOR_WORKERS else 0
         stream = InOrder(_ViewChunks(chunks, augment), range(len(chunks)), processes, 2)
         done = 0
         for chunk, views in zip(chunks, stream, strict=True):

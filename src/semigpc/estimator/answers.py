@@ -1,7 +1,7 @@
 """What the estimator returns, and the steps around its GP: from rows to points, from scores to
 probabilities.
 
-Also the interval of a share, for whoever counts which answers are right.
+Also the confidence interval of a share, such as the share of right answers.
 """
 
 import math
