@@ -13,6 +13,7 @@ from tests.estimator.long_tail import blobs
     ("options", "message"),
     [
         ({"kernel": "rfb"}, "kernel must be one of 'rbf'"),
+        ({"kernel": "ntk"}, "kernel must be one of .*'cosine'; got 'ntk'"),
         ({"scaling": "log"}, "scaling must be one of 'auto'"),
         ({"class_prior": "uniform"}, "class_prior must be one of"),
         ({"length_scale": -1}, "length_scale must be 'auto' or a positive number"),

@@ -12,6 +12,7 @@ import typer
 from torch.utils.data import DataLoader, TensorDataset
 from typer.testing import CliRunner
 
+from semigpc import SemiGPClassifier
 from semigpc.algorithms import ALGORITHMS
 from semigpc.data import DATASETS
 from semigpc.gp import KERNELS, RBF
@@ -65,7 +66,7 @@ def test_the_usb_snippet_configures_it() -> None:
     assert names["config"].gp_balanced is True
 
 
-def test_the_kernel_of_the_page_works_in_a_refiner(
+def test_the_kernel_of_the_page_works_in_a_refiner_and_in_the_classifier(
     monkeypatch: pytest.MonkeyPatch, generator: torch.Generator
 ) -> None:
     monkeypatch.setitem(
@@ -79,6 +80,10 @@ def test_the_kernel_of_the_page_works_in_a_refiner(
     refiner.remember(features, labels)
     probs = refiner.probs(features)
     assert (probs.argmax(dim=1) == labels).all()
+    classifier = SemiGPClassifier(kernel="rational_quadratic", length_scale=0.7, scaling="none")
+    classifier.fit(features.numpy(), labels.numpy())
+    assert classifier.kernel_ == kernel(length_scale=0.7)
+    assert (classifier.predict(features.numpy()) == labels.numpy()).mean() > 0.8
 
 
 def test_the_data_set_of_the_page_trains(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

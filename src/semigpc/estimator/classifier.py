@@ -56,7 +56,8 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     large ones, so that cubes and squares are those of 12 288 rows. There is no self-training then.
 
     Args:
-        kernel: "rbf" (the paper's), "laplace" or "cosine".
+        kernel: "rbf" (the paper's), "laplace", "cosine", or any other of
+            :data:`semigpc.gp.KERNELS` with k(h, h) = 1.
         length_scale: l, in units of scaled rows; "auto" chooses among multiples of the median
             distance.
         noise_std: sigma, beside an output scale of 1; "auto" chooses.

@@ -28,7 +28,7 @@ from semigpc.estimator.memory import Memory
 from semigpc.estimator.promise import Promise, make_promise
 from semigpc.gp import Kernel
 from semigpc.gp.certainty import auto_logit_scale, class_scales
-from semigpc.gp.kernels import make_kernel
+from semigpc.gp.kernels import KERNELS, has_unit_diagonal, make_kernel
 from semigpc.gp.scales import Setting, balanced_subset, choose_by_grid
 from semigpc.io.threads import suited_to
 
@@ -44,7 +44,6 @@ JOINING_CONFIDENCE = 0.8  # probability from which a row joins in self-training
 MOST_JOINED = 1500  # rows that join, shared evenly by the classes
 MOST_TOGETHER = 1600  # labelled and joined rows; fewer join where there would be more ...
 FEWEST_JOINED = 500  # ... but at least these
-UNIT_KERNELS = ("rbf", "laplace", "cosine")  # k(h, h) = 1, so that variances are shares of it
 LOGIT_SCALES = tuple(float(x) for x in np.geomspace(1.0, 80.0, 40))
 EM_ROUNDS = 200  # of expectation-maximisation at most
 CONVERGED_CHANGE = 1e-6  # of a share, below which it stops
@@ -89,7 +88,7 @@ class FitOptions:
             ValueError: a parameter has a value that is not allowed.
         """
         names = {
-            "kernel": UNIT_KERNELS,
+            "kernel": tuple(filter(has_unit_diagonal, KERNELS)),
             "scaling": ("auto", *SCALINGS),
             "class_prior": ("balanced", "estimated"),
         }

@@ -198,6 +198,15 @@ def has_length_scale(name: str) -> bool:
     return any(field.name == "length_scale" for field in fields(KERNELS[name]))
 
 
+def has_unit_diagonal(name: str) -> bool:
+    """Return whether k(x, x) of this kernel is 1 for points at any distance from 0.
+
+    A posterior variance is then a share of the prior variance.
+    """
+    points = torch.tensor([[0.5, 0.0], [1.0, 2.0]])
+    return bool((make_kernel(name, 1.0).diagonal(points) == 1).all())
+
+
 def make_kernel(name: str, length_scale: float) -> Kernel:
     """Return the kernel of this name with output scale 1; ``length_scale`` if it has one."""
     kind = KERNELS[name]
