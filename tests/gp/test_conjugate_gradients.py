@@ -1,12 +1,22 @@
-"""Conjugate gradients reach their goals column by column, or report that they do not."""
+"""Conjugate gradients reach their goals column by column, or report that they do not; landmarks are
+chosen in proportion to what is left unexplained, never twice, and make the Nystrom kernel.
+"""
 
+import pytest
 import torch
 from torch import Tensor
 
 from benchmarks.references import kernel_matrix
-from semigpc.gp import RBF
-from semigpc.gp.conjugate_gradients import LandmarkPreconditioner, solve
+from semigpc.gp import NTK, RBF, Cosine, Laplace
+from semigpc.gp.conjugate_gradients import (
+    LandmarkFeatures,
+    LandmarkPreconditioner,
+    choose_landmarks,
+    solve,
+)
 from tests.gp.streams import assert_near, clusters
+
+KERNELS = [RBF(length_scale=1.3, output_scale=2.0), Laplace(length_scale=2.0), Cosine(), NTK()]
 
 
 def system(generator: torch.Generator, size: int = 200) -> tuple[Tensor, Tensor, Tensor]:
@@ -120,3 +130,84 @@ def test_landmarks_are_chosen_anew_once_a_turnover_or_when_rows_fit_them_badly(
     )
     preconditioner.replace(torch.arange(60), torch.eye(16, dtype=torch.float64).repeat(4, 1)[:60])
     assert preconditioner.is_stale(200)  # rows from elsewhere
+
+
+# Landmarks ----------------------------------------------------------------------------------------
+
+
+def points(n: int, width: int = 4, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(n, width, generator=seeded(seed), dtype=dtype)
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def unexplained(x: Tensor, landmarks: Tensor, kernel: RBF) -> Tensor:
+    basis = LandmarkFeatures(landmarks, kernel)
+    return basis.residual(x, basis.phi(x))
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: type(kernel).__name__)
+def test_the_features_make_the_nystrom_kernel(kernel: RBF) -> None:
+    x, z = points(30), points(7, seed=1)
+    z = z[choose_landmarks(z, kernel, 7, seeded())]
+    basis = LandmarkFeatures(z, kernel)
+    inner = kernel(z, z)
+    inner.diagonal().copy_(kernel.diagonal(z))
+    wanted = kernel(x, z) @ torch.linalg.solve(inner, kernel(z, x))
+    torch.testing.assert_close(basis.phi(x) @ basis.phi(x).mT, wanted, rtol=1e-8, atol=1e-8)
+    rest = (kernel.diagonal(x) - wanted.diagonal()).clamp_min(0)
+    assert_near(unexplained(x, z, kernel), rest, atol=1e-8)
+
+
+def test_landmarks_explain_themselves_completely() -> None:
+    x, kernel = points(50), RBF(length_scale=1.0)
+    chosen = choose_landmarks(x, kernel, 20, seeded())
+    assert float(unexplained(x[chosen], x[chosen], kernel).max()) < 1e-9
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rows_that_coincide_are_chosen_once(dtype: torch.dtype) -> None:
+    x = points(10, dtype=dtype).repeat(20, 1)
+    chosen = choose_landmarks(x, RBF(length_scale=1.0), 200, seeded())
+    assert len(chosen) == 10
+    assert sorted((chosen % 10).tolist()) == list(range(10))
+
+
+def test_a_kernel_of_low_rank_needs_no_more_landmarks_than_its_rank() -> None:
+    assert len(choose_landmarks(points(300), Cosine(), 100, seeded())) == 4
+    assert len(choose_landmarks(points(300), NTK(), 100, seeded())) == 5
+
+
+def test_a_rank_beyond_the_rows_takes_all_rows() -> None:
+    assert sorted(
+        choose_landmarks(points(9), RBF(length_scale=0.5), 50, seeded()).tolist()
+    ) == list(range(9))
+
+
+@pytest.mark.slow
+def test_pivots_are_drawn_in_proportion_to_what_the_earlier_ones_leave() -> None:
+    # Two rows almost alike and one apart: after one of the pair, its twin has a residual of 1 -
+    # k^2, the third of 1.
+    x, kernel = torch.tensor([[0.0], [0.5], [100.0]], dtype=torch.float64), RBF(length_scale=1.0)
+    alike = float(kernel(x[:1], x[1:2])) ** 2
+    twins = (
+        sum(set(choose_landmarks(x, kernel, 2, seeded(i)).tolist()) == {0, 1} for i in range(2000))
+        / 2000
+    )
+    expected = (2 / 3) * (1 - alike) / (1 - alike + 1)
+    assert twins == pytest.approx(expected, abs=4 * (expected * (1 - expected) / 2000) ** 0.5)
+
+
+def test_the_same_seed_chooses_the_same_rows() -> None:
+    x, kernel = points(500), RBF(length_scale=1.0)
+    first, second, other = (choose_landmarks(x, kernel, 60, seeded(i)).tolist() for i in (3, 3, 4))
+    assert first == second != other
+
+
+def test_it_is_close_to_the_best_that_any_rank_can_do() -> None:
+    x, kernel, rank = points(400, width=3), RBF(length_scale=1.0), 60
+    best = float(torch.linalg.eigvalsh(kernel(x, x))[:-rank].clamp_min(0).sum())
+    chosen = choose_landmarks(x, kernel, rank, seeded())
+    assert float(unexplained(x, x[chosen], kernel).sum()) < 4 * best

@@ -6,7 +6,6 @@ from semigpc.gp.ensemble import EnsembleGP, deal_rows, spread_out
 from semigpc.gp.exact import ExactGP, Health, LeftOut, exact_fits, members_needed
 from semigpc.gp.head import KernelHead
 from semigpc.gp.kernels import KERNELS, NTK, RBF, Clipped, Cosine, Kernel, Laplace
-from semigpc.gp.landmarks import LandmarkFeatures, choose_landmarks
 from semigpc.gp.matrix_free import IterativeHealth, MatrixFreeGP
 from semigpc.gp.scales import Learned, learn_kernel
 
@@ -24,7 +23,6 @@ __all__ = [
     "IterativeHealth",
     "Kernel",
     "KernelHead",
-    "LandmarkFeatures",
     "Laplace",
     "Learned",
     "LeftOut",
@@ -32,7 +30,6 @@ __all__ = [
     "NoExpansionError",
     "NotConvergedError",
     "NotPositiveDefiniteError",
-    "choose_landmarks",
     "deal_rows",
     "exact_fits",
     "learn_kernel",

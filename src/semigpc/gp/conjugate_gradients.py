@@ -1,4 +1,4 @@
-"""Preconditioned conjugate gradients, and products with a kernel matrix that is never stored.
+"""Conjugate gradients, preconditioned by landmarks, with a kernel matrix that is never stored.
 
 Our own rather than ``linear_operator.utils.linear_cg``, and each reason concerns the online rule.
 That one takes 12 products at least, however good the start is: 11 steps, and one for the residual
@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from semigpc.gp.kernels import Kernel, square_norms
-from semigpc.gp.landmarks import LandmarkFeatures, choose_landmarks
 from semigpc.io.errors import SemiGPCError
 
 Linear = Callable[[Tensor], Tensor]
@@ -23,6 +22,10 @@ Linear = Callable[[Tensor], Tensor]
 PIECE = 1024
 CONVERTED_ROWS = 4096  # of the buffer, converted to float64 at a time
 STALE_FACTOR = 1.5  # by which landmarks may explain the rows worse than when they were chosen
+PROPOSALS = 128  # landmarks proposed at a time
+NEGLIGIBLE_SHARE = 1e-6  # of the sum of k(x, x): less left unexplained needs no landmark
+# Share of k(x, x) left unexplained below which a row counts as explained by others.
+DEPENDENT = {torch.float32: 1e-5, torch.float64: 1e-11}
 
 
 class NotConvergedError(SemiGPCError, ValueError):
@@ -87,6 +90,9 @@ def solve(
     return Solved(x, residual, iterations, True)
 
 
+# Preconditioning by landmarks ---------------------------------------------------------------------
+
+
 class LandmarkPreconditioner:
     """M^-1 for M = Phi Phi^T + sigma^2 I, kept up to date as rows change.
 
@@ -119,7 +125,7 @@ class LandmarkPreconditioner:
         slots = occupied.nonzero().squeeze(1)
         rows = features[slots]
         generator = torch.Generator().manual_seed(seed)
-        chosen = choose_landmarks(rows, kernel, min(rank, len(rows)), generator=generator)
+        chosen = choose_landmarks(rows, kernel, min(rank, len(rows)), generator)
         # slots of the landmarks still in the buffer, those that explain most first
         self.anchors: list[int] = slots[chosen].tolist()
         self.noise_variance = noise_variance
@@ -187,6 +193,111 @@ class LandmarkPreconditioner:
         wide = phi.double()
         self._W.addmm_(wide.mT, wide)
         self._written += len(slots)
+
+
+class LandmarkFeatures:
+    """phi(x) = L^-1 k(Z, x) with k(Z, Z) = L L^T: phi(x) . phi(x') is the Nystrom kernel.
+
+    All arithmetic is float64.
+
+    Args:
+        landmarks: (m, D) Z, none of which the others explain to rounding, as
+            :func:`choose_landmarks` returns them. kernel: k.
+    """
+
+    def __init__(self, landmarks: Tensor, kernel: Kernel) -> None:
+        self.kernel = kernel
+        self.landmarks = landmarks.double()
+        inner = kernel(self.landmarks, self.landmarks)
+        inner.diagonal().copy_(kernel.diagonal(self.landmarks))
+        root = torch.linalg.cholesky(inner)
+        eye = torch.eye(len(root), dtype=root.dtype, device=root.device)
+        self.root_inverse = torch.linalg.solve_triangular(root, eye, upper=False)  # L^-1, (m, m)
+
+    def phi(self, x: Tensor) -> Tensor:
+        """Return phi of each row, (M, m). O(M m (D + m))."""
+        return self.kernel(x.double(), self.landmarks) @ self.root_inverse.mT
+
+    def residual(self, x: Tensor, phi: Tensor) -> Tensor:
+        """Return k(x, x) - |phi(x)|^2, (M,), at least 0: the prior variance left unexplained."""
+        return (self.kernel.diagonal(x.double()) - phi.square().sum(dim=1)).clamp_min_(0)
+
+
+@torch.no_grad()
+def choose_landmarks(
+    features: Tensor, kernel: Kernel, rank: int, generator: torch.Generator
+) -> Tensor:
+    """Return positions (m,) of at most ``rank`` rows of features (n, D).
+
+    Randomly pivoted Cholesky: each pivot is drawn with probability in proportion to what the
+    earlier ones leave unexplained of k(x, x). Blocks of pivots are proposed at once and thinned by
+    rejection, which keeps the distribution and makes most of the work matrix products. It stops
+    early when next to nothing of the sum of k(x, x) is left, or when no row is left that the others
+    do not explain to rounding: rows that coincide are chosen once. O(n m (D + m)) time and n m
+    memory, in the features' dtype.
+
+    Args:
+        features: (n, D) finite. rank: m at most, 1 or more. generator: of the draws, on the CPU.
+    """
+    own = kernel.diagonal(features).double()
+    limits = DEPENDENT[features.dtype] * own
+    limits_on_host = limits.cpu()
+    left = own.clone()
+    total = float(own.sum())
+    factor = features.new_empty(len(features), min(rank, len(features)))  # F with K ~ F F^T
+    chosen: list[int] = []
+    while len(chosen) < factor.shape[1]:
+        # The host draws and decides: two copies to it per block, and no other wait for the device.
+        shares = left.cpu()
+        if not float(shares.sum()) > NEGLIGIBLE_SHARE * total:
+            break
+        shares = torch.where(shares > limits_on_host, shares, 0)
+        left = torch.where(left > limits, left, 0)
+        count = min(PROPOSALS, factor.shape[1] - len(chosen), int((shares > 0).sum()))
+        if not count:
+            break
+        drawn = torch.multinomial(shares, count, generator=generator)
+        proposed = drawn.to(left.device, non_blocking=True)
+        held = factor[:, : len(chosen)]
+        within = _unexplained(features[proposed], held[proposed], own[proposed], kernel).cpu()
+        kept = _accept(within, limits_on_host[drawn], generator)
+        pivots = drawn[kept].to(left.device, non_blocking=True)
+        root = torch.linalg.cholesky(within[kept][:, kept]).to(factor, non_blocking=True)
+        columns = kernel(features, features[pivots]) - held @ held[pivots].mT
+        columns = torch.linalg.solve_triangular(root, columns.mT, upper=False).mT
+        factor[:, len(chosen) : len(chosen) + len(pivots)] = columns
+        left = (left - columns.square().sum(dim=1, dtype=torch.float64)).clamp_min_(0)
+        left[pivots] = 0
+        chosen += drawn[kept].tolist()
+    return torch.tensor(chosen, dtype=torch.int64).to(features.device, non_blocking=True)
+
+
+def _unexplained(features: Tensor, factor: Tensor, own: Tensor, kernel: Kernel) -> Tensor:
+    """Return k(x, x) - F F^T, (b, b) float64, for rows (b, D), their F (b, m) and k(x_i, x_i)."""
+    k = kernel(features, features).double()
+    k.diagonal().copy_(own)
+    k -= factor.double() @ factor.double().mT
+    return k
+
+
+def _accept(within: Tensor, floor: Tensor, generator: torch.Generator) -> Tensor:
+    """Return which proposals (b,) to keep. O(b^3).
+
+    Each is kept with the share of its residual that the kept ones before it leave.
+    """
+    draws = torch.rand(len(within), generator=generator, dtype=torch.float64)
+    residual = within
+    proposed = residual.diagonal().clone()
+    kept = []
+    for i in range(len(residual)):
+        if residual[i, i] > floor[i] and draws[i] * proposed[i] <= residual[i, i]:
+            kept.append(i)
+            column = residual[:, i] / residual[i, i].sqrt()
+            residual = residual - torch.outer(column, column)
+    return torch.tensor(kept, dtype=torch.int64)
+
+
+# Products with K ----------------------------------------------------------------------------------
 
 
 def symmetric_product(features: Tensor, kernel: Kernel, x: Tensor) -> Tensor:

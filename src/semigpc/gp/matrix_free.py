@@ -4,7 +4,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
@@ -169,11 +169,10 @@ class MatrixFreeGP(Engine):
         return alpha if offset is None else alpha - beta * offset
 
     def _variance(self, queries: Tensor) -> Tensor:
-        """A solve for every 64 queries, O(passes N^2 (D + 64)): for few queries. Too large by at
-        most |rho|^2 / sigma^2.
+        """Return the variance, too large by at most |rho|^2 / sigma^2.
 
         K v = k - rho is solved with |rho| <= tolerance |k|; then k.v + v.rho = k^T K^-1 k - rho^T
-        K^-1 rho.
+        K^-1 rho. One solve for every 64 queries, O(passes N^2 (D + 64)): for few queries.
         """
         explained = []
         for chunk in queries.split(VARIANCES_AT_ONCE):
@@ -228,26 +227,19 @@ class MatrixFreeGP(Engine):
         rows = self.features[slots], self.targets[slots], self.occupied[slots]
         solution = self.solution.clone()
         residual = self.residual.clone()
-        counts = (
-            self._held,
-            self._width,
-            self._since_refresh,
-            self.health.residual,
-            self.health.drift,
-        )
+        held = self._held
+        changes = self._since_refresh
+        health = replace(self.health)
         try:
             yield
         except BaseException:
             self.features[slots], self.targets[slots], self.occupied[slots] = rows
             self.solution.copy_(solution)
             self.residual.copy_(residual)
-            (
-                self._held,
-                self._width,
-                self._since_refresh,
-                self.health.residual,
-                self.health.drift,
-            ) = counts
+            self._count(held)
+            self._since_refresh = changes
+            self.health.residual = health.residual
+            self.health.drift = health.drift
             self._preconditioner = None
             raise
 
@@ -413,9 +405,7 @@ class MatrixFreeGP(Engine):
         # The size of the noise decides, not the step that failed, which depends on the processor.
         # Checked only after a failure, since some rows need less noise.
         trace = float(self.kernel.diagonal(self.features[self.occupied]).double().sum())
-        least = math.sqrt(
-            8 * EPS * trace / self.tolerance
-        )  # r has errors of eps trace(K) / sigma^2
+        least = math.sqrt(8 * EPS * trace / self.tolerance)  # r has errors eps trace(K) / sigma^2
         if otherwise and self.noise_std > least:
             return NotConvergedError(otherwise)
         return NotConvergedError(
