@@ -199,7 +199,8 @@ def check_ranges(
 ) -> None:
     """Raise SettingsError for options, by name, outside their range, and for negative weights.
 
-    Every field that ends in ``_weight`` is taken for the weight of a loss.
+    Every field that ends in ``_weight`` is taken for the weight of a loss. Options that are None
+    are not checked.
     """
     weights = tuple(name for name in vars(config) if name.endswith("_weight"))
     rules: tuple[tuple[tuple[str, ...], Callable[[float], bool], str], ...] = (
@@ -212,5 +213,6 @@ def check_ranges(
     )
     for names, allowed, rule in rules:
         for name in names:
-            if not allowed(getattr(config, name)):
-                raise SettingsError(f"{name} must {rule}; got {getattr(config, name)}.")
+            value = getattr(config, name)
+            if value is not None and not allowed(value):
+                raise SettingsError(f"{name} must {rule}; got {value}.")

@@ -1,6 +1,4 @@
-"""Data: sets of images, long-tailed splits, views of images, and batches that depend on the seed
-and the step alone.
-"""
+"""Data: image sets, long-tailed splits, views, and batches that depend on seed and step alone."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple

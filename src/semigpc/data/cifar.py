@@ -10,7 +10,7 @@ import tarfile
 import tempfile
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -18,9 +18,9 @@ from typing import Literal, NamedTuple
 import numpy as np
 from PIL import Image
 
-from semigpc.data.dataset import ImageSet, Splits
+from semigpc.data.dataset import ImageSet, Integers, Splits
 from semigpc.data.folder import class_folders
-from semigpc.data.splits import SplitConfig, long_tail_split, put_aside
+from semigpc.data.splits import SplitConfig, long_tailed_splits, put_aside
 from semigpc.io.atomic import replacing
 from semigpc.io.errors import DataError, SettingsError
 from semigpc.io.images import FileImages, Images, Pixels, ZipImages, to_image, zipped_images
@@ -172,21 +172,16 @@ def load(config: CifarConfig, seed: int) -> Splits:
     root = Path(config.root).expanduser()
     pool = find(root, config.n_classes, download=config.download)
     images, training, class_names = pool
-    validation, rest = put_aside(images.labels[:training], (config.validation_per_class,), seed)
-    split = long_tail_split(images.labels[rest], config.n_classes, config.split, seed)
-    unlabeled = images.subset(rest[split.unlabeled])
-    return Splits(
-        labeled=images.subset(rest[split.labeled]),
-        unlabeled=unlabeled.without_labels(),
-        unlabeled_truth=unlabeled.labels,
-        validation=images.subset(validation) if len(validation) else None,
-        test=images.subset(np.arange(training, len(images))),
-        class_names=class_names,
-        notes=tuple(_notes(config, pool, unlabeled)),
+    parts = put_aside(images.labels[:training], (config.validation_per_class,), seed)
+    validation, rest = (images.subset(part) for part in parts)
+    test = images.subset(np.arange(training, len(images)))
+    splits = long_tailed_splits(
+        rest, class_names, config.split, seed, validation=validation, test=test
     )
+    return replace(splits, notes=tuple(_notes(config, pool, splits.unlabeled_truth)))
 
 
-def _notes(config: CifarConfig, pool: Pool, unlabeled: ImageSet) -> Iterator[str]:
+def _notes(config: CifarConfig, pool: Pool, unlabeled: Integers) -> Iterator[str]:
     """Yield notes on a copy with fewer images, and on classes with too few unlabelled ones."""
     test = len(pool.images) - pool.training
     if (pool.training, test) != (TRAINING, TEST):
@@ -198,7 +193,7 @@ def _notes(config: CifarConfig, pool: Pool, unlabeled: ImageSet) -> Iterator[str
         return
     # U takes the images that there are, and its ratio is then not the one requested.
     _, requested = config.split.counts(config.n_classes)
-    drawn = np.bincount(unlabeled.labels, minlength=config.n_classes)
+    drawn = np.bincount(unlabeled, minlength=config.n_classes)
     counts = zip(pool.class_names, drawn, requested, strict=True)
     short = [f"{name} ({n} of {u})" for name, n, u in counts if n < u]
     if short:

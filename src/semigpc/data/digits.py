@@ -1,17 +1,15 @@
-"""scikit-learn's 8 x 8 handwritten digits, cut to a long tail: no download, and small enough for a
-laptop.
-"""
+"""scikit-learn's 8 x 8 handwritten digits, cut to a long tail: small, and without a download."""
 
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from semigpc.data.dataset import ImageSet, Splits
-from semigpc.data.splits import SplitConfig, long_tail_split, put_aside
+from semigpc.data.splits import SplitConfig, long_tailed_splits, put_aside
 from semigpc.io.errors import SettingsError
 from semigpc.io.images import ArrayImages
 
-N_CLASSES = 10
+CLASS_NAMES = tuple("0123456789")
 SMALLEST_CLASS = 174  # images of an 8, the rarest digit of the 1797
 LARGEST_VALUE = 16
 
@@ -63,18 +61,8 @@ def load(config: DigitsConfig, seed: int) -> Splits:
     labels = digits.target.astype(np.int64)
     pixels = np.rint(digits.images * (255 / LARGEST_VALUE)).astype(np.uint8)
     pool = ImageSet(ArrayImages(pixels), labels, [f"digits/{i:04d}" for i in range(len(labels))])
-
-    test, validation, left = put_aside(
-        labels, (config.test_per_class, config.validation_per_class), seed
-    )
-    rest = pool.subset(left)
-    split = long_tail_split(rest.labels, N_CLASSES, config.split, seed)
-    unlabeled = rest.subset(split.unlabeled)
-    return Splits(
-        labeled=rest.subset(split.labeled),
-        unlabeled=unlabeled.without_labels(),
-        unlabeled_truth=unlabeled.labels,
-        validation=pool.subset(validation) if len(validation) else None,
-        test=pool.subset(test) if len(test) else None,
-        class_names=tuple(str(c) for c in range(N_CLASSES)),
+    sizes = (config.test_per_class, config.validation_per_class)
+    test, validation, rest = (pool.subset(part) for part in put_aside(labels, sizes, seed))
+    return long_tailed_splits(
+        rest, CLASS_NAMES, config.split, seed, validation=validation, test=test
     )

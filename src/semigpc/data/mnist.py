@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from semigpc.data.arrays import read_npz
 from semigpc.data.dataset import ImageSet, Splits
-from semigpc.data.splits import SplitConfig, long_tail_split, put_aside
+from semigpc.data.splits import SplitConfig, long_tailed_splits, put_aside
 from semigpc.io.errors import DataError, SettingsError
 from semigpc.io.images import ArrayImages
 from semigpc.io.paths import checked
 
-N_CLASSES = 10
+CLASS_NAMES = tuple("0123456789")
 PARTS = ("train", "test")
 IDX_FILES = {  # the name of an array in an .npz file -> the official file
     "x_train": "train-images-idx3-ubyte",
@@ -66,16 +66,10 @@ def load(config: MnistConfig, seed: int) -> Splits:
     )
     if config.test_per_class:
         test = test.subset(put_aside(test.labels, (config.test_per_class,), seed)[0])
-    validation, rest = put_aside(train.labels, (config.validation_per_class,), seed)
-    split = long_tail_split(train.labels[rest], N_CLASSES, config.split, seed)
-    unlabeled = train.subset(rest[split.unlabeled])
-    return Splits(
-        labeled=train.subset(rest[split.labeled]),
-        unlabeled=unlabeled.without_labels(),
-        unlabeled_truth=unlabeled.labels,
-        validation=train.subset(validation) if len(validation) else None,
-        test=test,
-        class_names=tuple(str(c) for c in range(N_CLASSES)),
+    parts = put_aside(train.labels, (config.validation_per_class,), seed)
+    validation, rest = (train.subset(part) for part in parts)
+    return long_tailed_splits(
+        rest, CLASS_NAMES, config.split, seed, validation=validation, test=test
     )
 
 
@@ -126,7 +120,7 @@ def _read_idx(folder: Path, name: str) -> NDArray[np.uint8]:
 def _image_set(part: str, pixels: NDArray[Any], labels: NDArray[Any], root: str) -> ImageSet:
     digits = set(np.unique(labels))
     are_integers = labels.shape == pixels.shape[:1] and labels.dtype.kind in "iu"
-    if not are_integers or digits != set(range(N_CLASSES)):
+    if not are_integers or digits != set(range(len(CLASS_NAMES))):
         raise DataError(
             f"The {part} labels of MNIST must be one digit for each of {len(pixels)} images, and "
             f"every digit must occur; {root} has {labels.dtype} labels of shape {labels.shape}, "

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from semigpc.data.dataset import Integers, Splits
+from semigpc.data.dataset import ImageSet, Integers, Splits
 from semigpc.io.errors import DataError, SettingsError
 
 Overlap = Literal["nested", "usb", "disjoint"]
@@ -143,6 +143,31 @@ def long_tail_split(labels: NDArray[Any], n_classes: int, config: SplitConfig, s
     if config.overlap == "usb":
         unlabeled = labeled + unlabeled
     return Split(np.concatenate(labeled), np.concatenate(unlabeled))
+
+
+def long_tailed_splits(
+    pool: ImageSet,
+    class_names: tuple[str, ...],
+    config: SplitConfig,
+    seed: int,
+    *,
+    validation: ImageSet,
+    test: ImageSet,
+) -> Splits:
+    """Return L and U drawn from a labelled pool, and the images put aside for validation and test.
+
+    Of the latter two, one without images is left out.
+    """
+    split = long_tail_split(pool.labels, len(class_names), config, seed)
+    unlabeled = pool.subset(split.unlabeled)
+    return Splits(
+        labeled=pool.subset(split.labeled),
+        unlabeled=unlabeled.without_labels(),
+        unlabeled_truth=unlabeled.labels,
+        validation=validation if len(validation) else None,
+        test=test if len(test) else None,
+        class_names=class_names,
+    )
 
 
 def _check_class(c: int, available: int, n: int, u: int, overlap: Overlap) -> None:

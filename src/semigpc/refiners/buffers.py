@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from semigpc.gp.engine import check_tensor
 from semigpc.io.errors import SettingsError
 from semigpc.types import HostState
 
@@ -74,7 +75,7 @@ class Ledger(HostState):
 
         One synchronisation with the device, for both.
         """
-        _check_tensor("labels", labels)
+        check_tensor("labels", labels)
         if labels.ndim != 1 or not len(labels):
             raise ValueError(
                 f"labels must be a vector of at least one label; got shape {tuple(labels.shape)}."
@@ -83,7 +84,7 @@ class Ledger(HostState):
             raise TypeError(f"labels must be integers; got {labels.dtype}.")
         columns = [labels.long()]
         if indices is not None:
-            _check_tensor("indices", indices)
+            check_tensor("indices", indices)
             if indices.shape != labels.shape or indices.dtype != torch.int64:
                 raise ValueError(
                     f"indices must be int64 of shape {tuple(labels.shape)}, one per label; "
@@ -250,12 +251,6 @@ class BalancedBuffer(Buffer):
                 self._rings[labels[slot]].append(slot)
         usable = self.class_capacity * self.entries.n_classes
         self._free = [slot for slot in range(usable) if labels[slot] < 0]
-
-
-def _check_tensor(name: str, value: object) -> None:
-    if not isinstance(value, Tensor):
-        kind = type(value).__name__
-        raise TypeError(f"{name} must be a torch.Tensor; got {kind}. Use torch.as_tensor.")
 
 
 def _reread(buffer: BalancedBuffer, _incompatible_keys: object) -> None:

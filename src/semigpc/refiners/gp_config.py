@@ -160,8 +160,7 @@ class MatrixFreeOptions(EngineOptions):
     dtype: Literal["float32", "float64"] = "float32"
 
     def __post_init__(self) -> None:
-        if self.rank is not None and self.rank < 1:
-            raise SettingsError(f"rank must be at least 1; got {self.rank}.")
+        check_ranges(self, at_least_one=("rank",))
         if not 0 < self.tolerance < 1:
             raise SettingsError(f"tolerance must lie between 0 and 1; got {self.tolerance}.")
 

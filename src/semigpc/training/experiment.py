@@ -22,6 +22,7 @@ from semigpc.io.errors import SettingsError
 from semigpc.io.text import similar_names, unknown_name
 from semigpc.models import ModelConfig
 from semigpc.refiners import REFINERS, NoRefinerConfig
+from semigpc.types import check_ranges
 
 ROOMS: dict[str, Mapping[str, Any]] = {
     "data": DATASETS,
@@ -87,35 +88,16 @@ class TrainConfig:
     threads: int = 0
 
     def __post_init__(self) -> None:
-        at_least_one = {
-            "steps": self.steps,
-            "epoch_steps": self.epoch_steps,
-            "labeled_batch": self.labeled_batch,
-            "unlabeled_ratio": self.unlabeled_ratio,
-            "eval_steps": self.eval_steps,
-            "checkpoint_steps": self.checkpoint_steps,
-            "log_steps": self.log_steps,
-            "eval_batch": self.eval_batch,
-        }
-        not_negative = {
-            "weight_decay": self.weight_decay,
-            "warmup_steps": self.warmup_steps,
-            "clip_norm": self.clip_norm,
-            "workers": self.workers or 0,
-            "threads": self.threads,
-        }
-        for name, value in at_least_one.items():
-            if value < 1:
-                raise SettingsError(f"{name} must be at least 1; got {value}.")
-        for name, number in not_negative.items():
-            if number < 0:
-                raise SettingsError(f"{name} must not be negative; got {number}.")
-        if not self.lr > 0:
-            raise SettingsError(f"lr must be positive; got {self.lr}.")
+        intervals = ("epoch_steps", "eval_steps", "checkpoint_steps", "log_steps")
+        check_ranges(
+            self,
+            below_one=("ema",),
+            positive=("lr",),
+            not_negative=("weight_decay", "warmup_steps", "clip_norm", "workers", "threads"),
+            at_least_one=("steps", *intervals, "labeled_batch", "unlabeled_ratio", "eval_batch"),
+        )
         if not 0 < self.layer_decay <= 1:
             raise SettingsError(f"layer_decay must lie in (0, 1]; got {self.layer_decay}.")
-        if not 0 <= self.ema < 1:
-            raise SettingsError(f"ema must lie in [0, 1); got {self.ema}.")
 
     @property
     def unlabeled_batch(self) -> int:
