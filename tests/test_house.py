@@ -118,7 +118,7 @@ def flags_in_the_library() -> Iterator[Place]:
         (attributes_that_may_be_missing, 0),
         (packed_assignments, 0),
         (algorithms_told_apart, 0),
-        (long_functions, 10),
+        (long_functions, 3),  # in labeling
         (flags_in_the_library, 5),  # of USB, and in the command that a comparison records
     ],
     ids=lambda value: getattr(value, "__name__", None),
@@ -134,4 +134,4 @@ def test_the_package_has_few_rooms() -> None:
     files = [path.name for path in PACKAGE.glob("*.py")]
     assert len(rooms) <= 16, rooms
     assert len(files) <= 5, files
-    assert len(trees()) <= 155
+    assert len(trees()) <= 154

@@ -344,20 +344,7 @@ class ExactGP(Engine):
         n = self.inverse.size
         self._store(slots, features, targets)
         G = self.inverse.rows(slots)  # (B, n)
-        if features is None or targets is None:
-            C = torch.zeros_like(G)
-            D = torch.eye(B, dtype=C.dtype, device=C.device)
-            own = C.new_ones(B)
-            W = C
-            y = C.new_zeros(self.n_classes + 1, B)
-        else:
-            C = self._padded(self._cross(features))
-            D = C[:, slots]
-            own = self.kernel.diagonal(features) + self.noise_std**2
-            D.diagonal().copy_(own)
-            C.index_fill_(1, slots, 0)
-            W = self.inverse.multiply(C)
-            y = torch.nn.functional.pad(targets.mT, (0, 0, 0, 1), value=1)
+        C, D, W, y = self._new_block(slots, features, targets)
         forget, failed = cholesky_ex(G[:, slots])
         u_forget = solve_triangular(forget, G, upper=False)  # G M^-1 G^T = u^T u
         kept = torch.cat([W, self.solution[:, :n]])  # (B + C + 1, n)
@@ -365,9 +352,8 @@ class ExactGP(Engine):
         V = kept[:B]
         a = kept[B:]
         append, failed_too = cholesky_ex(torch.addmm(D, C, V.mT, alpha=-1))
-        least = (
-            (append.diagonal().square() / own).min().sub(failed + failed_too, alpha=FAILED_PIVOT)
-        )
+        least = (append.diagonal().square() / D.diagonal()).min()
+        least = least.sub(failed + failed_too, alpha=FAILED_PIVOT)
         if not float(least) > rounding_floor(n, self.dtype):
             raise NotPositiveDefiniteError
         kept.index_fill_(1, slots, 0)
@@ -377,6 +363,21 @@ class ExactGP(Engine):
         rest = solve_triangular(append, missing.mT, upper=False)  # (B, C + 1)
         torch.addmm(a, rest.mT, u_append, alpha=-1, out=self.solution[:, :n])
         self.inverse.add(u_forget, u_append)
+
+    def _new_block(
+        self, slots: Tensor, features: Tensor | None, targets: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return C^T (B, n), D (B, B), W^T (B, n) and y^T (C + 1, B) of new rows, or of none."""
+        if features is None or targets is None:
+            C = self.solution.new_zeros(len(slots), self.inverse.size)
+            D = torch.eye(len(slots), dtype=C.dtype, device=C.device)
+            return C, D, C, C.new_zeros(self.n_classes + 1, len(slots))
+        C = self._padded(self._cross(features))
+        D = C[:, slots]
+        D.diagonal().copy_(self.kernel.diagonal(features) + self.noise_std**2)
+        C.index_fill_(1, slots, 0)
+        y = torch.nn.functional.pad(targets.mT, (0, 0, 0, 1), value=1)
+        return C, D, self.inverse.multiply(C), y
 
     def _store(self, slots: Tensor, features: Tensor | None, targets: Tensor | None) -> None:
         if features is None or len(self) < self.capacity:

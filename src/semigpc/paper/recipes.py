@@ -137,19 +137,23 @@ def paper_experiment(
     file = weights_folder(root, weights) / weight_file(suite.backbone, pretraining).file
     return Experiment(
         data=data,
-        augment=AugmentConfig(
-            image_size=suite.image_size,
-            style="pad" if suite.small else "resize",
-            crop_ratio=0.875,
-            mean=suite.mean,
-            std=suite.std,
-        ),
+        augment=_paper_views(suite),
         model=ModelConfig(name=suite.backbone, pretrained=str(file)),
         algorithm=algorithm_config,
         addon=addon_config,
         refiner=refiner_config,
         train=_paper_training(suite, ema),
         seed=seed,
+    )
+
+
+def _paper_views(suite: Suite) -> AugmentConfig:
+    return AugmentConfig(
+        image_size=suite.image_size,
+        style="pad" if suite.small else "resize",
+        crop_ratio=0.875,
+        mean=suite.mean,
+        std=suite.std,
     )
 
 

@@ -210,17 +210,10 @@ def reproduce_table(
         progress: called with the number of runs and the title of each group.
         on_report: called with the page of each group.
     """
-    if options.labels_per_class is not None and not table.few_labels:
-        raise SettingsError(
-            f"labels_per_class=... needs a table with a setting B; {table.name} has none."
-        )
-    rows = table.all_cells(options)
-    chosen = select(rows, globs)
-    for row in chosen:
-        check_weights(row.experiment)
+    rows, chosen = _rows_to_run(table, options, globs)
     out = out or Path("reproduced", _folder_name(table, options))
-    figures = _no_figures_yet(table, options, chosen)
-    figures["command"] = _command(table.name, options, globs, seeds, jobs)
+    command = _command(table.name, options, globs, seeds, jobs)
+    figures = _no_figures_yet(table, options, chosen, command)
     for name, group in table.groups.items():
         folder = out / name.replace("/", "-")
         count = seeds or group.seeds
@@ -235,7 +228,7 @@ def reproduce_table(
                 range(count),
                 folder,
                 title=title,
-                command=figures["command"],
+                command=command,
                 jobs=jobs,
                 listener=listener,
             )
@@ -246,6 +239,21 @@ def reproduce_table(
         write_json(out / "figures.json", figures)
         on_report(write_comparison_report(folder))
     return figures, out / "figures.json"
+
+
+def _rows_to_run(
+    table: PaperTable, options: Options, globs: Sequence[str]
+) -> tuple[list[PaperCell], list[PaperCell]]:
+    """Return all rows of a table, and those to run; raise if one of these cannot run."""
+    if options.labels_per_class is not None and not table.few_labels:
+        raise SettingsError(
+            f"labels_per_class=... needs a table with a setting B; {table.name} has none."
+        )
+    rows = table.all_cells(options)
+    chosen = select(rows, globs)
+    for row in chosen:
+        check_weights(row.experiment)
+    return rows, chosen
 
 
 def _runnable(rows: Iterable[PaperCell]) -> Iterator[tuple[PaperCell, Cell]]:
@@ -270,10 +278,10 @@ def _folder_name(table: PaperTable, options: Options) -> str:
 
 
 def _no_figures_yet(
-    table: PaperTable, options: Options, chosen: Sequence[PaperCell]
+    table: PaperTable, options: Options, chosen: Sequence[PaperCell], command: str
 ) -> TableFigures:
     return {
-        "command": "",
+        "command": command,
         "table": table.name,
         "title": table.title,
         "scale": options.scale,

@@ -172,14 +172,7 @@ def compare(
         )
     listener = listener or ComparisonListener()
     with locked(path):
-        missing = []
-        for seed in seeds:
-            for cell in cells:
-                summary = finished_run(path, cell, seed)
-                if summary is None:
-                    missing.append((cell, seed))
-                else:
-                    listener.done(cell, seed, summary, kept=True)
+        missing = _missing_runs(cells, seeds, path, listener)
         _compute_features(missing, listener)
         if jobs == 1 or len(missing) < 2:
             _run_here(missing, path, listener)
@@ -206,6 +199,21 @@ def compare(
 def run_path(path: Path, cell: Cell, seed: int) -> Path:
     """Return the folder of a run of a comparison."""
     return path / "cells" / cell.name / f"seed{seed}"
+
+
+def _missing_runs(
+    cells: Sequence[Cell], seeds: Sequence[int], path: Path, listener: ComparisonListener
+) -> list[tuple[Cell, int]]:
+    """Return the cells and seeds that are still to be run; the listener receives the others."""
+    missing = []
+    for seed in seeds:
+        for cell in cells:
+            summary = finished_run(path, cell, seed)
+            if summary is None:
+                missing.append((cell, seed))
+            else:
+                listener.done(cell, seed, summary, kept=True)
+    return missing
 
 
 def finished_run(path: Path, cell: Cell, seed: int) -> RunSummary | None:

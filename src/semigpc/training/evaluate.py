@@ -74,10 +74,7 @@ def evaluate_run(
     gp = trainer.gp
     if gp is not None and gp.config.rebuilt_for_evaluation:
         gp = refilled(gp, network, loader, splits.labeled)
-    parts: dict[Part, ImageSet | None] = {
-        "validation": splits.validation,
-        "test": splits.test,
-    }
+    parts: dict[Part, ImageSet | None] = {"validation": splits.validation, "test": splits.test}
     predictions = {
         part: predict(network, gp, loader.batches(images))
         for part, images in parts.items()
@@ -85,8 +82,8 @@ def evaluate_run(
     }
     temperatures: dict[Head, float] = {}
     if "validation" in predictions:
-        validation_images = predictions["validation"]
-        temperatures = from_labels(_trained_heads(validation_images, gp), validation_images.labels)
+        labelled = predictions["validation"]
+        temperatures = from_labels(_trained_heads(labelled, gp), labelled.labels)
     elif last:
         temperatures = _temperatures_without_labels(experiment, splits, loader, network, gp)
     measured = {
@@ -94,17 +91,11 @@ def evaluate_run(
     }
     validation = {head: figures[METRIC] for head, figures in measured.get("validation", {}).items()}
     judged = judged_head(gp, validation, addon_answers=trainer.addon.answers)
-    results: list[Figures] = [
-        {
-            "part": part,
-            "head": head,
-            "judged": head == judged,
-            "temperature": temperatures.get(head, 1.0),
-            **figures,
-        }
-        for part, heads in measured.items()
-        for head, figures in heads.items()
-    ]
+    results: list[Figures] = []
+    for part, heads in measured.items():
+        for head, figures in heads.items():
+            about: Figures = {"part": part, "head": head, "judged": head == judged}
+            results.append({**about, "temperature": temperatures.get(head, 1.0), **figures})
     return Evaluation(
         results, judged, temperatures, screening(experiment, splits, loader, network, gp)
     )

@@ -12,7 +12,7 @@ from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Literal
 
 import numpy as np
@@ -29,11 +29,7 @@ from semigpc.io.threads import allowed, using
 from semigpc.training.evaluate import evaluate_run, fill_rings, survey
 from semigpc.training.experiment import Experiment, TrainConfig
 from semigpc.training.optim import set_rate, update_average
-from semigpc.training.processes import (
-    Stopped,
-    check_same_everywhere,
-    sum_gradients,
-)
+from semigpc.training.processes import Stopped, check_same_everywhere, sum_gradients
 from semigpc.training.run_folder import (
     Checkpoint,
     RunFolder,
@@ -47,7 +43,7 @@ from semigpc.training.run_log import Listener, RunLog
 from semigpc.training.state import DataCache, RunData, Trainer, assemble, build_fabric, products_in
 from semigpc.types import Batch, Clock, StepOutput
 
-# of the loss in 16-mixed; it starts at 2^16 and is halved after every step that overflows
+# Of 16-mixed: the loss scale starts at 2^16 and is halved after every step that overflows.
 LEAST_LOSS_SCALE = 2.0**-10
 ADVICE = (
     "Start a new run with a lower train.lr, longer train.warmup_steps, train.clip_norm=1, or "
@@ -66,23 +62,22 @@ def train(
 ) -> RunSummary:
     """Train into a run folder, and return its summary.
 
-    The result on a CPU depends on the experiment and the number of torch's threads alone: a run
-    that was killed and resumed ends with the same bits as one that was not, whatever the number of
-    loader workers. After Ctrl-C, which saves at once, a run with a GP goes on from an inverse
-    rebuilt at another step than it would have been: the same up to rounding.
+    On a CPU the result depends only on the experiment and on the number of torch's threads: a run
+    that was killed and resumed ends with the same bits as one that was not, for any number of
+    loader workers. Ctrl-C saves at once, so that the inverse of a GP is rebuilt at another step
+    than it would have been: the result is then the same up to rounding.
 
     Args:
-        experiment: what to do. path: of the run folder.
-        resume: go on from the last checkpoint in that folder, if there is one.
+        experiment: what to train. path: of the run folder.
+        resume: continue from the last checkpoint in that folder, if there is one.
         listener: receives progress.
-        fabric: of the processes that train together, all of which call this
-            (:mod:`semigpc.training.processes`); without one this process trains alone. The first of
-            them writes the folder, which the others need not see.
-        cache: holds data that were loaded before, such as by the run before this one; what it lacks
-            is loaded into it.
+        fabric: of several processes that train together, each of which calls this function
+            (:mod:`semigpc.training.processes`); without it, this process trains alone. The first
+            process writes the folder; the others need no access to it.
+        cache: data loaded before, for example by an earlier run; what is missing is loaded into it.
 
     Raises:
-        RunError: the folder holds a run already, or one with other settings or data. InUseError:
+        RunError: the folder already holds a run, or one with other settings or data. InUseError:
             another process trains there.
         ProcessesError: processes that train together were started differently.
         DataError: the data cannot be used. DivergedError: the loss is not finite. WriteError: the
@@ -104,23 +99,35 @@ def train(
         check_unlabeled(ALGORITHMS[experiment.algorithm_name].build.views, splits.unlabeled)
         with _own_random_numbers(experiment):
             fabric = fabric or build_fabric(experiment)
-            with fabric.rank_zero_first(local=True):  # may take minutes, which Ctrl-C ends at once
-                data = cache.run_data(experiment, fabric.device, listener.features)
-            with Interrupt() as interrupt:
-                saved = None
-                if begun and folder.last.exists():
-                    saved = folder.checkpoint("last", experiment, split_facts(splits))
-                saved = fabric.broadcast(saved)
-                run = Run(experiment, folder, data, listener, fabric, interrupt, saved)
-                try:
-                    return run.train(started=begun)
-                finally:
-                    run.current.loader.close()
+            return _train_into(folder, experiment, listener, fabric, cache, begun=begun)
+
+
+def _train_into(
+    folder: RunFolder,
+    experiment: Experiment,
+    listener: Listener,
+    fabric: Fabric,
+    cache: DataCache,
+    *,
+    begun: bool,
+) -> RunSummary:
+    """Load the data, go on from the last checkpoint if the run has begun, and train to the end."""
+    with fabric.rank_zero_first(local=True):  # may take minutes, which Ctrl-C ends at once
+        data = cache.run_data(experiment, fabric.device, listener.features)
+    with Interrupt() as interrupt:
+        saved = None
+        if begun and folder.last.exists():
+            saved = folder.checkpoint("last", experiment, split_facts(data.splits))
+        saved = fabric.broadcast(saved)
+        run = Run(experiment, folder, data, listener, fabric, interrupt, saved)
+        try:
+            return run.train(started=begun)
+        finally:
+            run.current.loader.close()
 
 
 class Interrupt:
-    """While entered, the first Ctrl-C (or SIGTERM) sets ``requested``; a second one acts as it
-    always does.
+    """Within a ``with`` block, the first Ctrl-C or SIGTERM sets ``requested``; a second one acts.
 
     Outside the main thread, where Python handles no signals, ``requested`` stays False.
     """
@@ -135,12 +142,7 @@ class Interrupt:
                 self._handlers[number] = signal.signal(number, self._request)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
 
