@@ -1,6 +1,4 @@
-"""Text: class labels, names for a terminal or a spreadsheet, messages for unknown names, formatted
-numbers, versions.
-"""
+"""Text for terminals, spreadsheets and messages: safe to print, listed, the nearest known name."""
 
 import difflib
 import re
@@ -17,10 +15,10 @@ DIRECTION = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 
 def printable(text: object) -> str:
-    """Return the text with control characters, direction overrides and lone surrogates as escape
-    codes.
+    """Return the text with escape codes for what must not reach a terminal.
 
-    Joiners (U+200C, U+200D) stay, as several scripts and emoji are written with them.
+    These are control characters, direction overrides and lone surrogates. Joiners (U+200C, U+200D)
+    stay, as several scripts and emoji are written with them.
     """
     return "".join(
         letter.encode("unicode_escape", "surrogatepass").decode("ascii")
@@ -31,11 +29,10 @@ def printable(text: object) -> str:
 
 
 def spreadsheet_cell(text: str) -> str:
-    """Return the text for a CSV file that may be opened in a spreadsheet: a formula gets an
-    apostrophe in front.
+    """Return the text for a CSV file that may be opened in a spreadsheet.
 
-    So does a text of apostrophes followed by a formula, so that :func:`from_spreadsheet_cell`
-    returns the original text. Numbers stay as they are.
+    A formula gets an apostrophe in front. So does text of apostrophes followed by a formula, so
+    that :func:`from_spreadsheet_cell` returns the original text. Numbers stay as they are.
     """
     return (APOSTROPHE if _is_formula(text) else "") + as_utf8(text)
 
@@ -58,16 +55,12 @@ def as_utf8(text: str) -> str:
 def similar_names(
     name: str, known: Iterable[str], *, most: int = 1, cutoff: float = 0.5
 ) -> list[str]:
-    """Return up to ``most`` known names whose similarity to ``name`` is at least ``cutoff``, the
-    most similar first.
-    """
+    """Return the known names most similar to ``name``, with a similarity of at least ``cutoff``."""
     return difflib.get_close_matches(name, list(known), n=most, cutoff=cutoff)
 
 
 def unknown_name(what: str, name: str, known: Iterable[str]) -> str:
-    """Return the message for a name that is not on a list: the most similar known name, then all of
-    them.
-    """
+    """Return the message for an unknown name, with the most similar known one and then all."""
     names = sorted(known)
     similar = similar_names(name, names)
     hint = f" did you mean {similar[0]!r}?" if similar else ""

@@ -18,10 +18,9 @@ MISSING = "not installed"  # in place of a version
 
 
 def versions(*more: str) -> dict[str, str]:
-    """Return the versions of Python, of the packages that figures depend on and of ``more``
-    packages, by name.
+    """Return the versions of Python and of the packages that figures depend on, or ``more``.
 
-    None of them is imported, so that a broken installation can be examined too.
+    None is imported, so that a broken installation can be examined too.
     """
     installed = {"python": platform.python_version(), "platform": platform.platform()}
     for name in (*PACKAGES, *more):

@@ -1,3 +1,1 @@
-"""The paper: its tables, published figures, recipes, fine-grained data sets and toy figures; only
-the CLI imports it.
-"""
+"""The paper: its tables, published figures, recipes, data sets and toy figures. For cli only."""

@@ -1,6 +1,4 @@
-"""Compare a copy of a published set with what was published: counts, hashes and images, beside the
-figures of the paper.
-"""
+"""Compare a copy of a published set with what was published: counts, hashes, images, the paper."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

@@ -1,6 +1,4 @@
-"""The optimiser: parameter groups with layer-wise decay, the learning rate of each step, and the
-moving average.
-"""
+"""The optimiser with layer-wise decay, its learning rate at each step, and the moving average."""
 
 import copy
 import math
@@ -14,18 +12,18 @@ from semigpc.training.experiment import TrainConfig
 
 
 def build_optimizer(model: Classifier, config: TrainConfig) -> torch.optim.Optimizer:
-    """Return AdamW or SGD over groups with lr d^(depth - layer); the heads have lr itself.
+    """Return AdamW or SGD, with learning rates lr d^(depth - layer); that of the heads is lr.
 
-    Each group keeps its own rate as ``base_lr``, which :func:`set_rate` scales. A fused optimiser
-    divides by the loss scale of 16-mixed inside its step, where gradients can no longer be clipped;
-    so with that precision it is not fused.
+    Each parameter group stores its rate as ``base_lr``, which :func:`set_rate` scales. A fused
+    optimiser divides by the loss scale of 16-mixed within its step, after which gradients can no
+    longer be clipped, so with that precision it is not fused.
     """
     layers = model.layer_ids()
-    spared = model.no_weight_decay()
+    not_decayed = model.no_weight_decay()
     depth = max(layers.values())
-    groups: dict[tuple[int, bool], list[torch.nn.Parameter]] = {}
+    groups: dict[tuple[int, bool], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
-        groups.setdefault((layers[name], name in spared), []).append(parameter)
+        groups.setdefault((layers[name], name in not_decayed), []).append(parameter)
     described = [
         {
             "params": parameters,
@@ -43,8 +41,9 @@ def build_optimizer(model: Classifier, config: TrainConfig) -> torch.optim.Optim
 
 
 def rate_factor(step: int, config: TrainConfig) -> float:
-    """Return t / W up to the warm-up's end W, then max(0, cos(7/16 pi (t - W) / (T - W))), which
-    ends at 0.195.
+    """Return t / W in the W steps of the warm-up, then max(0, cos(7/16 pi (t - W) / (T - W))).
+
+    The cosine ends at 0.195; with ``schedule="constant"`` the factor is 1 after the warm-up.
     """
     warmup = config.warmup_steps
     total = config.steps
@@ -56,7 +55,7 @@ def rate_factor(step: int, config: TrainConfig) -> float:
 
 
 def set_rate(optimizer: torch.optim.Optimizer, step: int, config: TrainConfig) -> float:
-    """Set every group's rate for this step; returns the heads' rate."""
+    """Set the learning rate of every group for this step, and return that of the heads."""
     factor = rate_factor(step, config)
     for group in optimizer.param_groups:
         group["lr"] = factor * group["base_lr"]
@@ -64,7 +63,7 @@ def set_rate(optimizer: torch.optim.Optimizer, step: int, config: TrainConfig) -
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Return the moments of every parameter, as "3.exp_avg"."""
+    """Return the moments of every parameter, under names such as "3.exp_avg"."""
     return {
         f"{number}.{name}": value
         for number, moments in optimizer.state_dict()["state"].items()
@@ -74,38 +73,33 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """Put the moments back; rates are set by the schedule.
+    """Restore the moments of :func:`optimizer_tensors`; learning rates follow from the schedule.
 
-    A file holds rows in order, a parameter may be laid out otherwise (channels last): its moments
-    have to be laid out as it is, or a fused optimiser pairs the wrong numbers.
+    Files store tensors row by row, but a parameter may have another memory layout (channels last).
+    Its moments need the same layout, or a fused optimiser combines numbers of different entries.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     moments: dict[int, dict[str, Tensor]] = {}
     for key, value in tensors.items():
         number, name = key.split(".", 1)
         parameter = parameters[int(number)]
-        laid_out = (
-            torch.empty_like(parameter).copy_(value) if value.shape == parameter.shape else value
-        )
-        moments.setdefault(int(number), {})[name] = laid_out.detach()
-    optimizer.load_state_dict(
-        {"state": moments, "param_groups": optimizer.state_dict()["param_groups"]}
-    )
+        if value.shape == parameter.shape:  # a count of steps is a single number
+            value = torch.empty_like(parameter).copy_(value).detach()
+        moments.setdefault(int(number), {})[name] = value
+    groups = optimizer.state_dict()["param_groups"]
+    optimizer.load_state_dict({"state": moments, "param_groups": groups})
 
 
 def average_of(model: nn.Module) -> nn.Module:
-    """Return a copy of the network to average into, without gradients and in evaluation mode."""
+    """Return a copy of the network for its moving average: no gradients, evaluation mode."""
     return copy.deepcopy(model).eval().requires_grad_(False)
 
 
 @torch.no_grad()
 def update_average(average: nn.Module, model: nn.Module, momentum: float) -> None:
-    """theta_avg <- m theta_avg + (1 - m) theta; statistics of batch normalisation are copied, not
-    averaged.
-    """
-    ours = [parameter.detach() for parameter in average.parameters()]
-    torch._foreach_lerp_(
-        ours, [parameter.detach() for parameter in model.parameters()], 1 - momentum
-    )
-    for kept, current in zip(average.buffers(), model.buffers(), strict=True):
-        kept.copy_(current)
+    """theta_avg <- m theta_avg + (1 - m) theta; batch-norm statistics are copied."""
+    averaged = [parameter.detach() for parameter in average.parameters()]
+    current = [parameter.detach() for parameter in model.parameters()]
+    torch._foreach_lerp_(averaged, current, 1 - momentum)
+    for buffer, newest in zip(average.buffers(), model.buffers(), strict=True):
+        buffer.copy_(newest)

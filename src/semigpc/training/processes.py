@@ -1,8 +1,8 @@
-"""Several processes that train together: start and join them, share each batch.
+"""Training in several processes: how they start and join, and how they share each batch.
 
-Lightning Fabric starts and watches the processes of one machine; torchrun, or a
-batch system that sets the same variables, starts those of any number of machines. Every process
-runs the same command and takes its share of each batch.
+Lightning Fabric starts and watches the processes of one machine. Torchrun, or a batch system that
+sets the same variables, starts them on any number of machines. Every process runs the same command
+and computes its share of each batch.
 """
 
 import logging
@@ -33,17 +33,12 @@ from semigpc.training.experiment import Experiment, flattened
 from semigpc.training.run_folder import RunFolder
 from semigpc.types import ModelOutput, Networks
 
-# How long a process waits for the others in a collective. They do the same work between two of
-# these, so seconds would do, but for a checkpoint on a slow disk and data that are read for the
-# first time.
+# Longest wait for the other processes in a collective. All do the same work between two of them, so
+# seconds would suffice, were it not for checkpoints on a slow disk and the first reading of data.
 PATIENCE = timedelta(minutes=10)
-# seconds for the other processes to end by themselves after an error, and to print their own
-GRACE = 5.0
-COMPARED_VERSIONS = (
-    "semigpc",
-    "torch",
-    "numpy",
-)  # packages whose version must be the same in all processes
+GRACE = 5.0  # seconds for the other processes to end by themselves after an error, with a message
+# Packages whose version must be the same in all processes.
+COMPARED_VERSIONS = ("semigpc", "torch", "numpy")
 
 
 class Stopped(Exception):  # noqa: N818 - not an error
@@ -51,7 +46,7 @@ class Stopped(Exception):  # noqa: N818 - not an error
 
 
 class RankError(RuntimeError):
-    """An error of one process: ``rank`` is its number and ``error`` what was raised there."""
+    """An error in one process: ``rank`` is the number of the process, ``error`` what it raised."""
 
     def __init__(self, rank: int, error: BaseException) -> None:
         super().__init__(f"rank {rank}: {error}")
@@ -63,8 +58,9 @@ class RankError(RuntimeError):
 
 
 def has_rank() -> bool:
-    """Return whether torchrun or a batch system started this process as one of several (RANK and
-    WORLD_SIZE are set).
+    """Return whether torchrun or a batch system started this process as one of several.
+
+    They set RANK and WORLD_SIZE.
     """
     return "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", 1)) > 1
 
@@ -73,22 +69,21 @@ def has_rank() -> bool:
 def process_group(
     experiment: Experiment, path: Path, devices: int, *, resume: bool
 ) -> Iterator[Fabric]:
-    """Start ``devices - 1`` further processes that run the same command, or join those that
-    torchrun started.
+    """Start ``devices - 1`` more processes with the same command, or join those of torchrun.
 
-    Rank 0 is this process if it starts the others. Errors that all processes raise alike are raised
-    by rank 0 alone; the others exit without a message. After any error the processes that were
-    started here are ended.
+    A process that starts others is rank 0. An error that occurs in all processes alike is raised by
+    rank 0 only; the others exit without a message. After any error, the processes started here are
+    ended.
 
     Args:
-        experiment: whose batch is shared. path: of the run folder. resume: whether that folder may
-            hold a run.
-        devices: processes on this machine, one for each GPU; 1 under torchrun.
+        experiment: whose batches are shared. path: of the run folder. resume: whether that folder
+            may already hold a run.
+        devices: processes on this machine, one per GPU; 1 under torchrun.
 
     Raises:
-        SettingsError: there are more processes than GPUs or than rows of a batch.
-        RankError: this process failed. ProcessesError: another one did, or they were started
-            differently.
+        SettingsError: there are more processes than GPUs, or than rows in a batch.
+        RankError: this process failed. ProcessesError: another process failed, or the processes
+            were started differently.
     """
     _check_devices(experiment, devices)
     if "RANK" not in os.environ and not resume:
@@ -109,13 +104,13 @@ def process_group(
 
 
 def join(experiment: Experiment, devices: int = 1) -> Fabric:
-    """Return the Fabric of this process once all have joined, with NCCL on GPUs and gloo on CPUs.
+    """Return the Fabric of this process once all have joined: NCCL on GPUs, gloo on CPUs.
 
-    With RANK in the environment the processes exist, and RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT
-    and LOCAL_RANK describe them. Otherwise the first call starts the rest of ``devices`` processes,
-    which come to this line by themselves.
+    If RANK is set, the processes already exist, and RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and
+    LOCAL_RANK describe them. Otherwise the first call starts the other ``devices - 1`` processes,
+    which run the same command and so reach this call too.
     """
-    for name in ("rank_zero", "distributed"):  # which announce every process
+    for name in ("rank_zero", "distributed"):  # these loggers announce every process
         logging.getLogger(f"lightning_fabric.utilities.{name}").setLevel(logging.WARNING)
     cuda = torch.cuda.is_available()
     external = "RANK" in os.environ
@@ -134,24 +129,22 @@ def join(experiment: Experiment, devices: int = 1) -> Fabric:
 
 
 class _ExternalEnvironment(TorchElasticEnvironment):
-    """The variables that torchrun sets, also where a batch system sets them."""
+    """Reads the variables that torchrun sets, also where a batch system sets them."""
 
     def local_rank(self) -> int:
         return int(os.environ.get("LOCAL_RANK", 0))
 
     def validate_settings(self, num_devices: int, num_nodes: int) -> None:
-        """Accept any number: the environment alone defines it."""
+        """Accept any number of devices: the environment decides."""
 
 
 class _SharedBatchStrategy(DDPStrategy):
-    """Fabric's DDP without torch's wrapper around the network, which does not suit these steps: see
-    ``sum_gradients``.
-    """
+    """Fabric's DDP without torch's wrapper around the network; :func:`sum_gradients` says why."""
 
     @property
     def root_device(self) -> torch.device:
         assert self.parallel_devices is not None
-        # A process may see only its own GPU.
+        # A process may see no other GPU than its own.
         return self.parallel_devices[self.local_rank % len(self.parallel_devices)]
 
     def setup_module(self, module: nn.Module) -> nn.Module:  # type: ignore[override]
@@ -178,10 +171,10 @@ def _check_devices(experiment: Experiment, devices: int) -> None:
 
 
 def _end_other_processes(fabric: Fabric) -> dict[int, int]:
-    """End the processes that Fabric started here; return exit codes of those that had ended."""
+    """End the processes that Fabric started here; return the codes of those that exited first."""
     launched: list[subprocess.Popen[bytes]] = getattr(fabric.strategy.launcher, "procs", [])
     processes = dict(enumerate(launched, start=1))
-    launched.clear()  # Fabric's observer thread looks at this list, and would kill this process too
+    launched.clear()  # Fabric's observer thread watches this list, and would kill this process too
     codes = {}
     for rank, process in processes.items():
         with suppress(subprocess.TimeoutExpired):
@@ -192,7 +185,7 @@ def _end_other_processes(fabric: Fabric) -> dict[int, int]:
 
 
 def _is_lost_connection(error: BaseException) -> bool:
-    """Return whether an error means only that another process has ended or does not respond."""
+    """Return whether an error is only the result of another process that ended or hangs."""
     return isinstance(error, dist.DistError) or (
         isinstance(error, RuntimeError) and "gloo/" in str(error)
     )
@@ -219,13 +212,10 @@ def _loss_message(rank: int, codes: Mapping[int, int], error: BaseException) -> 
 
 
 def check_same_everywhere(experiment: Experiment, splits: Splits, fabric: Fabric) -> None:
-    """Raise an error, in all processes alike, if settings, data or versions differ."""
+    """Raise the same error in all processes if their settings, data or versions differ."""
+    installed = versions()
     ours = flattened(experiment.to_plain()) | {"hash of the split": splits.sha256[:12]}
-    ours |= {
-        f"version of {name}": version
-        for name, version in versions().items()
-        if name in COMPARED_VERSIONS
-    }
+    ours |= {f"version of {name}": installed[name] for name in COMPARED_VERSIONS}
     everyone: list[dict[str, Any]] = [{} for _ in range(fabric.world_size)]
     dist.all_gather_object(everyone, ours)
     for rank, theirs in enumerate(everyone):
@@ -244,15 +234,14 @@ def check_same_everywhere(experiment: Experiment, splits: Splits, fabric: Fabric
 
 
 class SharedNetwork(nn.Module):
-    """A network that returns the outputs of all rows of a batch, of which each process computes its
-    own share.
+    """A network whose processes compute a share of each batch, and return the outputs of all rows.
 
-    Process r of W computes rows floor(r M / W) to floor((r + 1) M / W) of the M that every process
-    has; the outputs are gathered in the order of the rows. So algorithm, refiner, GP and loss see
-    the same outputs everywhere and need not know of processes. The backward pass goes through a
-    process's own rows only: the gradients of all processes add up to that of the whole batch, see
-    :func:`sum_gradients`. Fewer rows than processes, as at the end of an evaluation, are computed
-    by all, without gradient.
+    Process r of W computes rows floor(r M / W) to floor((r + 1) M / W) of the M rows, which every
+    process has; the outputs are gathered in the order of the rows. Algorithm, refiner, GP and loss
+    therefore have the same input in every process and do not depend on their number. The backward
+    pass covers the process's own rows only, so that the gradients of all processes add up to that
+    of the whole batch (:func:`sum_gradients`). A batch with fewer rows than processes, such as the
+    last one of an evaluation, is computed by every process, without gradient.
 
     Args:
         network: images (m, 3, H, W) to a :class:`ModelOutput`; see :func:`prepare_to_share`.
@@ -266,7 +255,7 @@ class SharedNetwork(nn.Module):
         self.n_ranks = fabric.world_size
 
     def forward(self, images: Tensor) -> ModelOutput:
-        """Images (M, 3, H, W), the same in all processes, to outputs of all M rows."""
+        """Return the outputs of all M images (M, 3, H, W), which are the same in every process."""
         bounds = [rank * len(images) // self.n_ranks for rank in range(self.n_ranks + 1)]
         sizes = [last - first for first, last in pairwise(bounds)]
         with own_draws(self.rank, images.device):
@@ -282,38 +271,35 @@ class SharedNetwork(nn.Module):
 
 
 def shared_networks(student: nn.Module, teacher: nn.Module, fabric: Fabric) -> Networks:
-    """Return both networks, each of them shared by all processes."""
+    """Return both networks, each shared by all processes."""
     network = SharedNetwork(student, fabric)
-    return Networks(
-        network,
-        network if teacher is student else SharedNetwork(teacher, fabric).train(teacher.training),
-    )
+    if teacher is student:
+        return Networks(network, network)
+    return Networks(network, SharedNetwork(teacher, fabric).train(teacher.training))
 
 
 def prepare_to_share(model: nn.Module, device: torch.device) -> None:
-    """Move a network to a device, let its batch normalisation see the rows of all processes, and
-    copy rank 0's weights.
+    """Move a network to a device, synchronise its batch normalisation, and copy rank 0's weights.
+
+    Each machine may have read its pre-trained weights from another file.
     """
     synchronize_batch_norm(model, device)
     with torch.no_grad():
-        for tensor in (
-            model.to(device).state_dict().values()
-        ):  # pretrained weights may come from another file on each machine
+        for tensor in model.to(device).state_dict().values():
             weights = tensor.contiguous()
             dist.broadcast(weights, src=0)
             tensor.copy_(weights)
 
 
 def synchronize_batch_norm(model: nn.Module, device: torch.device) -> None:
-    """Replace batch normalisation by ``nn.SyncBatchNorm``, in place, keeping parameters and
-    statistics.
+    """Replace batch normalisation in place by ``nn.SyncBatchNorm``, over the rows of all processes.
 
-    timm's conversion is used, since torch's own would drop the activation inside of timm's
-    ``BatchNormAct2d``.
+    Parameters and statistics are kept. The conversion is timm's, since torch's would drop the
+    activation within timm's ``BatchNormAct2d``.
 
     Raises:
-        SettingsError: on a CPU, where ``nn.SyncBatchNorm`` does not run and the result would depend
-            on the number of processes.
+        SettingsError: on a CPU, where ``nn.SyncBatchNorm`` does not run and results would depend on
+            the number of processes.
     """
     from timm.layers.norm_act import convert_sync_batchnorm
 
@@ -329,12 +315,11 @@ def synchronize_batch_norm(model: nn.Module, device: torch.device) -> None:
 
 
 class _GatherRows(torch.autograd.Function):
-    """Matrices (m_r, K_i) of every process to those (M, K_i) of all rows, in one collective; the
-    gradient is that of own rows.
+    """Joins matrices (m_r, K_i) of all processes r to matrices (M, K_i), in one collective.
 
-    The loss is the same in all processes, and so is its gradient: there is nothing to add up. A
-    matrix that the loss does not use has no gradient, rather than one of zeros, so that the
-    optimiser skips the head it came from.
+    The gradient is that of the process's own rows. The loss, and so its gradient, is the same in
+    all processes, hence nothing is summed. A matrix that the loss does not use gets no gradient,
+    rather than one of zeros, so that the optimiser skips the head that it belongs to.
     """
 
     @staticmethod
@@ -356,20 +341,16 @@ class _GatherRows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        return (
-            None,
-            None,
-            *(None if gradient is None else gradient[ctx.rows] for gradient in gradients),
-        )
+        own = [None if gradient is None else gradient[ctx.rows] for gradient in gradients]
+        return None, None, *own
 
 
 @contextmanager
 def own_draws(rank: int, device: torch.device) -> Iterator[None]:
-    """Draw other random numbers in each process, as for dropout, and leave the generators of all in
-    the same state.
+    """Draw different random numbers in each process, such as for dropout.
 
-    That state is the one before, with the CPU's generator advanced by one draw if anything was
-    drawn inside.
+    Afterwards the generators of all processes are in the same state: the one before, with the CPU's
+    generator advanced by one draw if any number was drawn inside.
     """
     gpus = [device] if device.type == "cuda" else []
     seed = zlib.crc32(torch.get_rng_state().numpy().tobytes(), rank)
@@ -383,21 +364,19 @@ def own_draws(rank: int, device: torch.device) -> Iterator[None]:
 
 
 def sum_gradients(model: nn.Module, fabric: Fabric) -> None:
-    """Add up the gradients of all processes, once per step, in one flat tensor.
+    """Sum the gradients of all processes, once per step, in one flat tensor.
 
-    torch's DistributedDataParallel does this bucket by bucket during the backward pass. It does not
-    suit these steps: a head that the loss leaves out, such as SimMatch's projection in its first
-    epoch, makes it raise an error in the next step; with ``find_unused_parameters`` it hangs when
-    several forward passes precede one backward pass, as in ReMixMatch.
+    torch's DistributedDataParallel does this bucket by bucket during the backward pass, but cannot
+    be used here. After a step whose loss does not use a head, such as SimMatch's projection in the
+    first epoch, it raises an error; with ``find_unused_parameters`` it hangs if several forward
+    passes precede one backward pass, as in ReMixMatch.
     """
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     if not gradients:
         return
-    flat = fabric.all_reduce(
-        torch.cat([gradient.reshape(-1) for gradient in gradients]), reduce_op="sum"
-    )
-    assert isinstance(flat, Tensor)
-    for gradient, total in zip(
-        gradients, flat.split([gradient.numel() for gradient in gradients]), strict=True
-    ):
-        gradient.copy_(total.view_as(gradient))
+    flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+    total = fabric.all_reduce(flat, reduce_op="sum")
+    assert isinstance(total, Tensor)
+    sums = total.split([gradient.numel() for gradient in gradients])
+    for gradient, summed in zip(gradients, sums, strict=True):
+        gradient.copy_(summed.view_as(gradient))

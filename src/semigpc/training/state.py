@@ -73,8 +73,9 @@ class Trainer:
 
     @property
     def evaluated(self) -> nn.Module:
-        """The network to evaluate: the moving average where there is one, with the logits of
-        algorithm and add-on.
+        """The network to evaluate, with the logits of algorithm and add-on.
+
+        It is the moving average where there is one.
         """
         own = self.algorithm.answer if self.algorithm.answers else None
         if own is None and not self.addon.answers:
@@ -84,9 +85,7 @@ class Trainer:
 
     @torch.no_grad()
     def still_finite(self, images: Tensor) -> bool:
-        """Return whether the network's features of these images are finite on this process; on
-        others they may not be.
-        """
+        """Return whether the features of these images are finite, in this process."""
         if self.fabric.world_size == 1:
             output: ModelOutput = self.networks.student(images)
         else:  # the bare network in evaluation mode, which needs no other process
@@ -106,10 +105,9 @@ class Trainer:
     # Saving ---------------------------------------------------------------------------------------
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """Return everything needed to go on bit for bit: weights, average, moments, algorithm,
-        refiner, random numbers.
+        """Return everything that a run needs to continue bit for bit, by part.
 
-        The GP's inverse is left out, being a gigabyte at 16 300 rows; see :meth:`rebuild_gp`.
+        The GP's inverse is left out, as it is a gigabyte at 16 300 rows; see :meth:`rebuild_gp`.
         """
         random = {"cpu": torch.get_rng_state()}
         if self.fabric.device.type == "cuda":
@@ -163,8 +161,7 @@ LogitsOf = Callable[[ModelOutput], Tensor]
 
 
 class EvaluationNetwork(nn.Module):
-    """A network with other logits than its own, as some algorithms and add-ons compute them for
-    evaluation and use.
+    """A network with the logits that some algorithms and add-ons compute for evaluation and use.
 
     Args:
         network: images (M, 3, H, W) to a :class:`ModelOutput`.
@@ -193,12 +190,12 @@ class EvaluationNetwork(nn.Module):
 
 
 def build_fabric(experiment: Experiment) -> Fabric:
-    """Return one CUDA device or the CPU, with the network's precision. Apple's GPUs lack float64,
-    which the GP needs.
+    """Return one CUDA device or the CPU, with the network's precision.
+
+    Apple's GPUs are not used: they have no float64, which the GP needs.
     """
-    logging.getLogger("lightning_fabric.utilities.rank_zero").setLevel(
-        logging.WARNING
-    )  # it advises TF32
+    # This logger recommends TF32.
+    logging.getLogger("lightning_fabric.utilities.rank_zero").setLevel(logging.WARNING)
     accelerator = "cuda" if torch.cuda.is_available() else "cpu"
     fabric = Fabric(
         accelerator=accelerator, devices=1, precision=experiment.train.precision_on(accelerator)
@@ -209,8 +206,9 @@ def build_fabric(experiment: Experiment) -> Fabric:
 
 @contextmanager
 def products_in(tf32: bool) -> Iterator[None]:
-    """Let a GPU round the factors of float32 products to TF32, or not even in convolutions, where
-    torch does so by default.
+    """Allow a GPU to round the factors of float32 products to TF32, or forbid it.
+
+    torch allows it in convolutions by default.
     """
     switches: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
     before = [switch.allow_tf32 for switch in switches]
@@ -308,9 +306,10 @@ class RunData(NamedTuple):
 
 
 class DataCache:
-    """Keeps what was loaded last, since reading it can take as long as a short run.
+    """Keeps the data loaded last, since reading them can take as long as a short run.
 
-    Make a new one for every command, so that data which change between two commands are read again.
+    Make a new cache for every command, so that data that change between two commands are read
+    again.
     """
 
     def __init__(self) -> None:
