@@ -67,15 +67,3 @@ def test_learns_digits(generator: torch.Generator) -> None:
     with torch.no_grad():
         accuracy = (model(images[test]).logits.argmax(dim=1) == labels[test]).float().mean()
     assert accuracy > 0.96  # 0.985 to 0.995 over seeds
-
-
-@pytest.mark.parametrize(
-    ("width", "momentum", "message"),
-    [
-        (0, 0.1, "width must be at least 1; got 0"),
-        (8, 0.0, r"momentum must lie in \(0, 1\]; got 0\.0"),
-    ],
-)
-def test_refuses_what_makes_no_network(width: int, momentum: float, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        SmallCNN(width, momentum=momentum)

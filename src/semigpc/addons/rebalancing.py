@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from semigpc.addons.base import AddOn, AddOnConfig, Step
-from semigpc.io.errors import SettingsError
 from semigpc.losses import class_weighted_cross_entropy
 from semigpc.types import ModelOutput, Task, check_ranges
 
@@ -20,14 +19,10 @@ from semigpc.types import ModelOutput, Task, check_ranges
 def effective_number_weights(counts: Tensor, beta: float) -> Tensor:
     """w_c ~ (1 - beta) / (1 - beta^n_c), scaled to sum to C: (C,) from counts (C,), in float64.
 
-    beta = 0 weighs all classes alike, beta -> 1 by 1 / n_c. A class without labels has the weight
-    of a class with one. 1 - beta^n is computed as -expm1(n log beta), which is exact where beta is
-    close to 1.
+    beta lies in [0, 1): 0 weighs all classes alike, beta -> 1 by 1 / n_c. A class without labels
+    has the weight of a class with one. 1 - beta^n is computed as -expm1(n log beta), which is exact
+    where beta is close to 1.
     """
-    if not 0 <= beta < 1:
-        raise SettingsError(
-            f"beta must lie in [0, 1); got {beta}. Values near 1 weigh classes by 1 / n."
-        )
     n = counts.to(torch.float64).clamp_min(1)
     if beta == 0:
         return torch.ones_like(n)

@@ -408,19 +408,6 @@ class Engine(nn.Module):
                 "network produced it."
             )
 
-    def _make_rows(self, device: torch.device | str | None) -> None:
-        """Register features, targets and occupied, for an engine that stores its rows plainly."""
-        zeros = torch.zeros(self.capacity, self.n_features, dtype=self.dtype, device=device)
-        self.register_buffer("features", zeros)
-        self.register_buffer("targets", zeros.new_zeros(self.capacity, self.n_classes))
-        self.register_buffer("occupied", zeros.new_zeros(self.capacity, dtype=torch.bool))
-
-    def _write_rows(self, slots: Tensor, features: Tensor | None, targets: Tensor | None) -> None:
-        """Store rows (B, D), (B, C) in slots (B,) on the device, or empty these."""
-        self.features[slots] = 0 if features is None else features
-        self.targets[slots] = 0 if targets is None else targets
-        self.occupied[slots] = features is not None
-
     def _store_counts(self) -> None:
         """Copy counters that are Python numbers to buffers, before these are saved."""
 

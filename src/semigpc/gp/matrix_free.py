@@ -134,7 +134,10 @@ class MatrixFreeGP(Engine):
         self.tolerance = tolerance
         self.seed = seed
         self.health = IterativeHealth()
-        self._make_rows(device)
+        rows = torch.zeros(capacity, n_features, dtype=dtype, device=device)
+        self.register_buffer("features", rows)
+        self.register_buffer("targets", rows.new_zeros(capacity, n_classes))
+        self.register_buffer("occupied", rows.new_zeros(capacity, dtype=torch.bool))
         zeros = torch.zeros(capacity, n_classes + 1, dtype=torch.float64, device=device)
         self.register_buffer("solution", zeros, persistent=False)
         self.register_buffer("residual", zeros.clone(), persistent=False)
@@ -247,7 +250,10 @@ class MatrixFreeGP(Engine):
         """Write rows to slots (B,) on the CPU, or empty these, and update the preconditioner."""
         changed = slots.tolist()
         self._count(self._held - set(changed) if features is None else self._held.union(changed))
-        self._write_rows(slots.to(self.device, non_blocking=True), features, targets)
+        on_device = slots.to(self.device, non_blocking=True)
+        self.features[on_device] = 0 if features is None else features
+        self.targets[on_device] = 0 if targets is None else targets
+        self.occupied[on_device] = features is not None
         if 4 * len(slots) > len(self):
             self._preconditioner = None
         elif self._preconditioner is not None:

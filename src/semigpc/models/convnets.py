@@ -25,22 +25,16 @@ class SmallCNN(nn.Module):
 
     Args:
         width: channels of the first block; the next two have twice and four times as many.
-        momentum: of batch normalisation, the share of the newest batch in the running statistics
-            (PyTorch's convention).
     """
 
-    def __init__(self, width: int = 32, *, momentum: float = 0.1) -> None:
+    def __init__(self, width: int = 32) -> None:
         super().__init__()
-        if width < 1:
-            raise ValueError(f"width must be at least 1; got {width}.")
-        if not 0 < momentum <= 1:
-            raise ValueError(f"momentum must lie in (0, 1]; got {momentum}.")
         self.num_features = 4 * width
         channels = (3, width, 2 * width, 4 * width)
         self.blocks = nn.ModuleList(
             nn.Sequential(
                 nn.Conv2d(before, after, 3, padding=1, bias=False),
-                nn.BatchNorm2d(after, momentum=momentum),
+                nn.BatchNorm2d(after),
                 nn.ReLU(inplace=True),
             )
             for before, after in pairwise(channels)
@@ -115,8 +109,6 @@ class WideResNet(nn.Module):
                 f"depth must be 6 n + 4, for n >= 1 units in each of three blocks; got {depth}. "
                 "Try 28."
             )
-        if widen < 1:
-            raise ValueError(f"widen must be at least 1; got {widen}.")
         n_units = (depth - 4) // 6
         channels = (16, 16 * widen, 32 * widen, 64 * widen)
         self.num_features = channels[-1]

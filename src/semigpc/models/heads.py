@@ -132,7 +132,7 @@ class Classifier(nn.Module):
 
         Depths come from the backbone's ``layer_ids`` or timm's ``group_matcher``; a backbone with
         neither is one layer. With layer-wise decay a layer has the learning rate
-        base * decay^(n_layers - 1 - id).
+        base * decay^(last id - id).
         """
         backbone = self.backbone
         if callable(own := getattr(backbone, "layer_ids", None)):
@@ -146,11 +146,6 @@ class Classifier(nn.Module):
         top = max(inner.values(), default=-1) + 1
         ids = {f"backbone.{name}": layer for name, layer in inner.items()}
         return {name: ids.get(name, top) for name, _ in self.named_parameters()}
-
-    @property
-    def n_layers(self) -> int:
-        """Number of different layer ids; the heads have the last one, ``n_layers - 1``."""
-        return max(self.layer_ids().values()) + 1
 
     def no_weight_decay(self) -> set[str]:
         """Return the names of parameters without weight decay.

@@ -39,11 +39,6 @@ class Published:
     source: str
     note: str | None = None
 
-    @property
-    def gain(self) -> float | None:
-        """The gain that is claimed: the printed one, unless its sign is known to be wrong."""
-        return self.delta if self.meant is None else self.meant
-
 
 Number = tuple[float, float | None]  # an accuracy and its deviation
 Rows = dict[str, Published]

@@ -6,9 +6,10 @@ The records below are figures.json, key by key. It names files, but no folder of
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean, pstdev
-from typing import Any, NotRequired
+from typing import Any, NotRequired, cast
 
 from typing_extensions import TypedDict
 
@@ -338,7 +339,9 @@ def _group_figures(
 
 def _row_figures(row: PaperCell, folder: Path, seeds: int, *, judged: bool) -> CellFigures:
     """Return what was published of a row and, if it was run, its figures."""
-    published = None if row.published is None else _published_figure(row.published)
+    published = None
+    if row.published is not None:
+        published = cast("PublishedFigure", asdict(row.published))
     if row.cell is None:
         return {"label": row.row, "published": published}
     runs = [RunFolder(run_path(folder, row.cell, seed)) for seed in range(seeds)]
@@ -365,18 +368,6 @@ def _row_figures(row: PaperCell, folder: Path, seeds: int, *, judged: bool) -> C
         _compare_with(row.published, figures["last"], judged=judged)
         _compare_with(row.published, figures["best_on_test"], judged=judged)
     return figures
-
-
-def _published_figure(published: Published) -> PublishedFigure:
-    return {
-        "top1": published.top1,
-        "std": published.std,
-        "delta": published.delta,
-        "meant": published.meant,
-        "quoted": published.quoted,
-        "source": published.source,
-        "note": published.note,
-    }
 
 
 def _compare_with(published: Published, ours: Accuracy, *, judged: bool) -> None:
