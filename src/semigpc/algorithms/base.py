@@ -89,6 +89,10 @@ class Algorithm(HostState):
         self.config = config
         self.refiner = refiner
         self.addon = addon or AddOn.none(task)
+        self.prepare(task)
+
+    def prepare(self, task: Task) -> None:
+        """Register the state, once config, refiner and add-on are set; there is none by default."""
 
     @property
     def asks_teacher(self) -> bool:

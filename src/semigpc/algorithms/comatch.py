@@ -6,10 +6,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from semigpc.addons import AddOn, Step
+from semigpc.addons import Step
 from semigpc.algorithms.base import Algorithm, AlgorithmConfig
 from semigpc.pseudo_labels import QueueAlignment, one_hot
-from semigpc.refiners import Refiner
 from semigpc.types import (
     Batch,
     Clock,
@@ -83,10 +82,8 @@ class CoMatch(Algorithm):
     probs: Tensor
     pushed: Tensor
 
-    def __init__(
-        self, config: CoMatchConfig, refiner: Refiner, task: Task, addon: AddOn | None = None
-    ) -> None:
-        super().__init__(config, refiner, task, addon)
+    def prepare(self, task: Task) -> None:
+        config = self.config
         uniform = torch.full((task.n_classes,), 1 / task.n_classes)
         self.alignment = QueueAlignment(uniform, config.alignment_batches)
         rows = config.queue_batches * (task.unlabeled_batch + task.labeled_batch)

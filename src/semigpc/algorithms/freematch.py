@@ -6,10 +6,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from semigpc.addons import AddOn, Step
+from semigpc.addons import Step
 from semigpc.algorithms.base import Algorithm, AlgorithmConfig
 from semigpc.pseudo_labels import count_classes
-from semigpc.refiners import Refiner
 from semigpc.types import Batch, Clock, Networks, PseudoLabels, StepOutput, Task, check_ranges
 
 
@@ -58,10 +57,7 @@ class FreeMatch(Algorithm):
     mean_probs: Tensor
     histogram: Tensor
 
-    def __init__(
-        self, config: FreeMatchConfig, refiner: Refiner, task: Task, addon: AddOn | None = None
-    ) -> None:
-        super().__init__(config, refiner, task, addon)
+    def prepare(self, task: Task) -> None:
         uniform = torch.full((task.n_classes,), 1 / task.n_classes)
         self.register_buffer("threshold", uniform[0].clone())
         self.register_buffer("mean_probs", uniform.clone())

@@ -6,12 +6,11 @@ from typing import ClassVar, Protocol, cast
 import torch
 from torch import Tensor, nn
 
-from semigpc.addons import AddOn, Step
+from semigpc.addons import Step
 from semigpc.algorithms.base import Algorithm, AlgorithmConfig
 from semigpc.io.errors import SettingsError
 from semigpc.losses import mean_log_probs
 from semigpc.pseudo_labels import align, count_classes, last_of_each
-from semigpc.refiners import Refiner
 from semigpc.types import (
     Batch,
     Clock,
@@ -91,10 +90,7 @@ class NPMatch(Algorithm):
     config: NPMatchConfig
     last_class: Tensor
 
-    def __init__(
-        self, config: NPMatchConfig, refiner: Refiner, task: Task, addon: AddOn | None = None
-    ) -> None:
-        super().__init__(config, refiner, task, addon)
+    def prepare(self, task: Task) -> None:
         self.n_classes = task.n_classes
         if task.n_unlabeled < 1:
             raise SettingsError(

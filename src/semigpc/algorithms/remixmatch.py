@@ -9,10 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from semigpc.addons import AddOn, Step
+from semigpc.addons import Step
 from semigpc.algorithms.base import Algorithm, AlgorithmConfig
 from semigpc.pseudo_labels import EMAAlignment, one_hot, sharpen
-from semigpc.refiners import Refiner
 from semigpc.types import (
     Batch,
     Clock,
@@ -91,11 +90,9 @@ class ReMixMatch(Algorithm):
     takes_addons = True
     config: ReMixMatchConfig
 
-    def __init__(
-        self, config: ReMixMatchConfig, refiner: Refiner, task: Task, addon: AddOn | None = None
-    ) -> None:
-        super().__init__(config, refiner, task, addon)
-        self.alignment = EMAAlignment(task.class_counts / task.n_labeled, config.alignment_momentum)
+    def prepare(self, task: Task) -> None:
+        shares = task.class_counts / task.n_labeled
+        self.alignment = EMAAlignment(shares, self.config.alignment_momentum)
 
     def step(self, networks: Networks, batch: Batch, clock: Clock) -> StepOutput:
         config = self.config

@@ -7,10 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from semigpc.addons import AddOn, Step
+from semigpc.addons import Step
 from semigpc.algorithms.base import Algorithm, AlgorithmConfig
 from semigpc.pseudo_labels import QueueAlignment, last_of_each
-from semigpc.refiners import Refiner
 from semigpc.types import (
     Batch,
     Clock,
@@ -104,10 +103,8 @@ class SimMatch(Algorithm):
     bank_labels: Tensor
     visited: Tensor
 
-    def __init__(
-        self, config: SimMatchConfig, refiner: Refiner, task: Task, addon: AddOn | None = None
-    ) -> None:
-        super().__init__(config, refiner, task, addon)
+    def prepare(self, task: Task) -> None:
+        config = self.config
         uniform = torch.full((task.n_classes,), 1 / task.n_classes)
         self.alignment = QueueAlignment(uniform, config.alignment_batches)
         rows = torch.randn(task.n_labeled, config.projection)
