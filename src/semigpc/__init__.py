@@ -48,13 +48,8 @@ __all__ = [
     "SemiGPClassifier",
     "Written",
 ]
-ROOMS = (
-    "io.errors",
-    "gp",
-    "refiners.buffers",
-    "refiners",
-    "estimator",
-)  # where the names live; the quickest to import first
+# Where the names live; the quickest to import first.
+ROOMS = ("io.errors", "gp", "refiners.buffers", "refiners", "estimator")
 
 
 def __getattr__(name: str) -> Any:

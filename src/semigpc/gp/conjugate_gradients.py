@@ -205,6 +205,8 @@ class LandmarkFeatures:
             :func:`choose_landmarks` returns them. kernel: k.
     """
 
+    root_inverse: Tensor  # L^-1, (m, m)
+
     def __init__(self, landmarks: Tensor, kernel: Kernel) -> None:
         self.kernel = kernel
         self.landmarks = landmarks.double()
@@ -212,7 +214,7 @@ class LandmarkFeatures:
         inner.diagonal().copy_(kernel.diagonal(self.landmarks))
         root = torch.linalg.cholesky(inner)
         eye = torch.eye(len(root), dtype=root.dtype, device=root.device)
-        self.root_inverse = torch.linalg.solve_triangular(root, eye, upper=False)  # L^-1, (m, m)
+        self.root_inverse = torch.linalg.solve_triangular(root, eye, upper=False)
 
     def phi(self, x: Tensor) -> Tensor:
         """Return phi of each row, (M, m). O(M m (D + m))."""

@@ -44,16 +44,7 @@ from semigpc.paper.toy import (
     propagate,
     situations,
 )
-from semigpc.report.style import (
-    BLUE,
-    FONT,
-    GREEN,
-    GREY,
-    MOST_NAMED_CLASSES,
-    MUTED,
-    ORANGE,
-    PURPLE,
-)
+from semigpc.report.style import BLUE, FONT, GREEN, GREY, MOST_NAMED_CLASSES, MUTED, ORANGE, PURPLE
 from semigpc.report.wording import short
 
 # Distinct in normal vision and in the three colour blindnesses, in full and at half strength.

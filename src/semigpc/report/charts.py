@@ -149,12 +149,7 @@ def recall_chart(run: RunRecord, figures: Record) -> Chart | None:
         precision = per_class(figures, "per_class_precision", n)
         if precision is not None:
             shown = np.where(np.isfinite(ranked), precision[classes.order], np.nan)
-            look: Look = {
-                "linestyle": "none",
-                "marker": "D",
-                "markersize": 5,
-                "color": INK,
-            }
+            look: Look = {"linestyle": "none", "marker": "D", "markersize": 5, "color": INK}
             edge: Look = {"markeredgecolor": style.PAPER, "markeredgewidth": 1}
             axes.plot(x, shown, **look, **edge, zorder=4)
             handles.append(Line2D([], [], **look, label="precision"))

@@ -37,18 +37,7 @@ from semigpc.report.labeling_summary import (
     Method,
     PromiseFacts,
 )
-from semigpc.report.style import (
-    BLUE,
-    FONT,
-    GREEN,
-    INK,
-    MUTED,
-    ORANGE,
-    PAPER,
-    Chart,
-    Floats,
-    floats,
-)
+from semigpc.report.style import BLUE, FONT, GREEN, INK, MUTED, ORANGE, PAPER, Chart, Floats, floats
 from semigpc.report.wording import count, counted, duration, flatten, no_new_labels, percent, short
 
 LISTED = 100  # rows of a list; the tables of the folder have them all

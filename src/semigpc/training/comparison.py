@@ -390,9 +390,8 @@ def _method_entry(cell: Cell, seeds: Sequence[int], path: Path) -> MethodEntry:
         "addon": cell.experiment.addon_name,
         "refiner": cell.experiment.refiner_name,
         "label": cell.label,
-        "rank": list(ALGORITHMS).index(
-            cell.experiment.algorithm_name
-        ),  # pages choose colours by it
+        # Pages choose colours by it.
+        "rank": list(ALGORITHMS).index(cell.experiment.algorithm_name),
         "runs": runs,
         "mean": {
             k: None if values is None else float(values.mean()) for k, values in known.items()

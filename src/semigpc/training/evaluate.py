@@ -232,11 +232,7 @@ def refilled(
 
 
 def fill_rings(
-    refiner: Refiner,
-    network: nn.Module,
-    loader: EvaluationLoader,
-    labeled: ImageSet,
-    seed: int,
+    refiner: Refiner, network: nn.Module, loader: EvaluationLoader, labeled: ImageSet, seed: int
 ) -> None:
     """Fill all rings of a balanced buffer with weak views of the labelled images, class by class.
 

@@ -401,11 +401,7 @@ def resolve(
 
 
 def experiments_on(
-    data: str,
-    options: TrainOptions,
-    *,
-    must_evaluate: bool = False,
-    cache: DataCache | None = None,
+    data: str, options: TrainOptions, *, must_evaluate: bool = False, cache: DataCache | None = None
 ) -> tuple[MakeExperiment, str]:
     """Look ``data`` up once; return a function that makes experiments, and a name for the data.
 

@@ -32,12 +32,7 @@ from semigpc.models import Adapter, Classifier, build_model
 from semigpc.models.encoder import Encoder
 from semigpc.refiners import REFINERS, GaussianProcessRefiner, Refiner
 from semigpc.training.experiment import Experiment, name_of, settings_of
-from semigpc.training.optim import (
-    average_of,
-    build_optimizer,
-    optimizer_tensors,
-    restore_optimizer,
-)
+from semigpc.training.optim import average_of, build_optimizer, optimizer_tensors, restore_optimizer
 from semigpc.training.processes import prepare_to_share, shared_networks
 from semigpc.training.run_folder import Checkpoint
 from semigpc.types import HeadSpec, ModelOutput, Networks, Task
@@ -355,10 +350,7 @@ class DataCache:
 
 
 def cached_features(
-    experiment: Experiment,
-    splits: Splits,
-    device: torch.device,
-    progress: Progress | None = None,
+    experiment: Experiment, splits: Splits, device: torch.device, progress: Progress | None = None
 ) -> CachedFeatures:
     """Return the features of these splits from the cache; missing ones are computed first."""
     assert experiment.frozen is not None
