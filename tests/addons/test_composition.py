@@ -41,6 +41,12 @@ SHORT: dict[str, dict[str, Any]] = {  # what starts late in a long run starts at
 }
 
 
+TRAIN: dict[str, Any] = {"steps": STEPS, "eval_steps": STEPS, "log_steps": STEPS, "epoch_steps": 2}
+TRAIN |= {"checkpoint_steps": COPIED - 1}  # in the middle of a generation
+TRAIN |= {"labeled_batch": 4, "lr": 1e-2, "layer_decay": 1.0, "warmup_steps": 0, "ema": 0.5}
+TRAIN |= {"workers": 0, "threads": 1}
+
+
 @pytest.fixture(scope="module")
 def squares(tmp_path_factory: pytest.TempPathFactory) -> ArraysConfig:
     """Three classes of dark, grey and bright squares: 5, 3 and 2 labels, 14 images without."""
@@ -63,20 +69,7 @@ def experiment(data: ArraysConfig, algorithm: str, addon: str, refiner: str) -> 
         algorithm=ALGORITHMS[algorithm].config(**SHORT.get(algorithm, {})),
         addon=ADDONS[addon].config(**SHORT.get(addon, {})),
         refiner=REFINERS[refiner],
-        train=TrainConfig(
-            steps=STEPS,
-            epoch_steps=2,
-            labeled_batch=4,
-            lr=1e-2,
-            layer_decay=1.0,
-            warmup_steps=0,
-            ema=0.5,
-            eval_steps=STEPS,
-            checkpoint_steps=COPIED - 1,  # in the middle of a generation
-            log_steps=STEPS,
-            workers=0,
-            threads=1,
-        ),
+        train=TrainConfig(**TRAIN),
     )
 
 

@@ -7,42 +7,169 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from semigpc.addons import CoSSL, CoSSLConfig, Step
+from semigpc.addons import CoSSL, CoSSLConfig, Step, Survey
 from semigpc.addons.cossl import balanced_features, imprinted_probs
-from semigpc.types import Clock, Labeled, Networks, Task
-from tests.addons.slow_cossl import (
-    AFTER,
-    OPTIONS,
-    POOL,
-    TASK,
-    SlowHead,
-    a_survey,
-    batches,
-    features_only,
-    make,
-    slow_start,
-    slow_step,
-    started,
-)
+from semigpc.refiners import NoRefiner
+from semigpc.types import Batch, Clock, Labeled, ModelOutput, Networks, Task
+from tests.algorithms import tiny
 from tests.algorithms.tiny import (
     CLASSES,
     COUNTS,
     LABELED,
     LABELS,
-    SIDE,
     UNLABELED,
     WIDTH,
-    TinyNetwork,
     copy_of,
-    learn,
-    make_algorithm,
-    make_refiner,
     pair,
     seeded,
     stream,
 )
 
-STEPS = 4
+STEPS, POOL = 4, 30
+TASK = Task(torch.tensor(COUNTS), LABELED, UNLABELED, POOL, WIDTH)
+AFTER = Clock(8, 10, 5)  # the first step after the warm-up
+OPTIONS: dict[str, Any] = {"head_rate": 0.05, "head_decay": 0.03, "head_momentum": 0.7}
+OPTIONS |= {"start_steps": 7}
+
+
+def batches(steps: int, dtype: torch.dtype = torch.float64) -> list[Batch]:
+    """Batches that bring other labelled images as their balanced part."""
+    others = stream(steps, seed=5, dtype=dtype)
+    return [
+        batch._replace(balanced=Labeled(other.x, other.y, other.index))
+        for batch, other in zip(stream(steps, dtype=dtype), others, strict=True)
+    ]
+
+
+def features_only(features: Tensor) -> ModelOutput:
+    return ModelOutput(torch.zeros(len(features), CLASSES).to(features), features, {})
+
+
+def a_survey(dtype: torch.dtype = torch.float64, y: Tensor = LABELS) -> Survey:
+    generator = torch.Generator().manual_seed(3)
+
+    def noise(rows: int) -> Tensor:
+        return torch.randn(rows, WIDTH, generator=generator, dtype=torch.float64)
+
+    labeled = noise(CLASSES)[y] + 0.5 * noise(len(y))
+    unlabeled = 1.5 * noise(POOL)
+    return Survey(features_only(labeled.to(dtype)), y, features_only(unlabeled.to(dtype)))
+
+
+def make(dtype: torch.dtype = torch.float64, task: Task = TASK, **options: Any) -> CoSSL:
+    addon: CoSSL = seeded(11, CoSSL, CoSSLConfig(**{**OPTIONS, **options}), task)
+    return addon.to(dtype)
+
+
+def started(dtype: torch.dtype = torch.float64, **options: Any) -> CoSSL:
+    addon = make(dtype, **options)
+    seeded(4, addon.survey, a_survey(dtype))
+    return addon
+
+
+class SlowHead:
+    """nn.Linear, torch's Adam with decay on its weight alone, and a moving average."""
+
+    def __init__(self, addon: CoSSL) -> None:
+        config = addon.config
+        self.linear = nn.Linear(WIDTH, CLASSES, dtype=torch.float64)
+        with torch.no_grad():
+            self.linear.weight.copy_(addon.head.weights[:, :-1])
+            self.linear.bias.copy_(addon.head.weights[:, -1])
+        self.average = copy.deepcopy(self.linear)
+        self.rate = config.head_rate
+        self.decay = config.head_decay
+        self.momentum = config.head_momentum
+        self.restart()
+
+    def restart(self) -> None:
+        groups: list[dict[str, Any]] = [
+            {"params": [self.linear.weight], "weight_decay": self.decay},
+            {"params": [self.linear.bias]},
+        ]
+        self.adam = torch.optim.Adam(groups, lr=self.rate)
+
+    def learn(self, features: Tensor, y: list[int]) -> None:
+        loss = torch.zeros((), dtype=torch.float64)
+        for feature, label in zip(features, y, strict=True):
+            loss = loss - torch.log_softmax(self.linear(feature), dim=0)[label] / len(y)
+        self.adam.zero_grad()
+        loss.backward()
+        self.adam.step()
+        with torch.no_grad():
+            pairs = zip(self.average.parameters(), self.linear.parameters(), strict=True)
+            for mean, value in pairs:
+                mean.copy_(self.momentum * mean + (1 - self.momentum) * value)
+
+    def agrees(self, addon: CoSSL) -> None:
+        for linear, own in ((self.linear, addon.head.weights), (self.average, addon.head.average)):
+            torch.testing.assert_close(own[:, :-1], linear.weight.detach(), rtol=1e-9, atol=1e-11)
+            torch.testing.assert_close(own[:, -1], linear.bias.detach(), rtol=1e-9, atol=1e-11)
+
+
+def slow_balanced(survey: Survey) -> tuple[list[Tensor], list[int]]:
+    """The labelled features, then those made up, class by class and one by one."""
+    labeled = list(survey.labeled.features)
+    y = survey.y.tolist()
+    unlabeled = list(survey.unlabeled.features)
+    counts = [y.count(c) for c in range(CLASSES)]
+    weights = []
+    for c in range(CLASSES):
+        mean = sum(f for f, label in zip(labeled, y, strict=True) if label == c) / counts[c]
+        weights.append(mean / mean.pow(2).sum().sqrt())
+    rows, classes = list(labeled), list(y)
+    for c in range(CLASSES):
+        lacking = max(counts) - counts[c]
+        if not lacking:
+            continue
+        own = [f for f, label in zip(labeled, y, strict=True) if label == c]
+        others = [f for f, label in zip(labeled, y, strict=True) if label != c] + unlabeled
+
+        def chance(f: Tensor, c: int = c) -> float:
+            scores = torch.stack([w @ f for w in weights]).exp()
+            return float(scores[c] / scores.sum())
+
+        others.sort(key=chance, reverse=True)
+        which = torch.randint(len(own), (lacking,)).tolist()
+        shares = torch.distributions.Beta(0.75, 0.75).sample((lacking, 1)).flatten().tolist()
+        for i, (k, r) in enumerate(zip(which, shares, strict=True)):
+            rows.append(r * own[k] + (1 - r) * others[i])
+            classes.append(c)
+    return rows, classes
+
+
+def slow_start(head: SlowHead, survey: Survey, steps: int) -> None:
+    rows, classes = slow_balanced(survey)
+    order: list[int] = []
+    for _ in range(steps):
+        if len(order) < LABELED:  # what is left of a pass is dropped
+            order = torch.randperm(len(rows)).tolist()
+        chosen, order = order[:LABELED], order[LABELED:]
+        head.learn(torch.stack([rows[i] for i in chosen]), [classes[i] for i in chosen])
+    head.restart()
+
+
+def slow_step(head: SlowHead, networks: Networks, batch: Batch) -> tuple[Tensor, list[bool]]:
+    """Weak logits of moving average and head; then the head learns. And which features were
+    enhanced.
+    """
+    assert batch.balanced is not None
+    unlabeled, labeled, own = (
+        networks.ask_teacher(x).features for x in (batch.views["weak"], batch.x, batch.balanced.x)
+    )
+    logits = torch.stack([head.linear(f) for f in unlabeled]).detach()
+    odds = [sum(COUNTS) / len(labeled)] * len(labeled) + [POOL / len(unlabeled)] * len(unlabeled)
+    chance = torch.tensor(odds, dtype=torch.float64)
+    partners = torch.multinomial(chance, len(own), replacement=True).tolist()
+    chances, shares = torch.rand(len(own)).tolist(), torch.rand(len(own)).tolist()
+    rows, enhanced = [], []
+    for b, label in enumerate(batch.balanced.y.tolist()):
+        partner = (list(labeled) + list(unlabeled))[partners[b]]
+        enhanced.append(chances[b] < (max(COUNTS) - COUNTS[label]) / max(COUNTS))
+        r = 0.6 + 0.4 * shares[b]
+        rows.append(r * own[b] + (1 - r) * partner if enhanced[-1] else own[b])
+    head.learn(torch.stack(rows), batch.balanced.y.tolist())
+    return logits, enhanced
 
 
 def test_head_and_pseudo_labels_follow_the_equations_from_the_start_on() -> None:
@@ -62,17 +189,10 @@ def test_head_and_pseudo_labels_follow_the_equations_from_the_start_on() -> None
         slow.agrees(addon)
         enhanced += which
         # the teacher moves on
-        learn(networks, nn.functional.cross_entropy(networks.forward(batch.x)[0].logits, batch.y))
+        tiny.learn(
+            networks, nn.functional.cross_entropy(networks.forward(batch.x)[0].logits, batch.y)
+        )
     assert 0 < sum(enhanced) < len(enhanced), "both ways must be seen"
-
-
-def test_every_class_has_as_many_features_at_the_start() -> None:
-    survey = a_survey()
-    features, classes = balanced_features(
-        survey.labeled.features, LABELS, survey.unlabeled.features, CLASSES
-    )
-    assert torch.bincount(classes).tolist() == [max(COUNTS)] * CLASSES
-    assert torch.equal(features[: len(LABELS)], survey.labeled.features)
 
 
 def test_imprinting_ranks_by_the_unit_means_of_the_classes_there_are() -> None:
@@ -88,26 +208,23 @@ def test_pseudo_labels_come_from_moving_average_and_head_not_from_the_student() 
     batch = batches(1)[0]
 
     def ask(networks: Networks, addon: CoSSL) -> Tensor:
-        algorithm: Any = make_algorithm("fixmatch", make_refiner("none"), task=TASK)
+        algorithm: Any = tiny.make_algorithm("fixmatch", NoRefiner(), task=TASK)
         algorithm.addon = addon
         probs: Tensor = seeded(0, algorithm.step, networks, batch, AFTER).pseudo.probs
         return probs
 
     networks, addon = pair(), started()
     features = networks.ask_teacher(batch.views["weak"]).features
-    expected = torch.softmax(
-        features @ addon.head.weights[:, :-1].mT + addon.head.weights[:, -1], dim=1
-    )
-    other_student = Networks(TinyNetwork(9), copy_of(networks).teacher)
-    other_teacher = Networks(copy_of(networks).student, TinyNetwork(9))
+    weights = addon.head.weights
+    expected = torch.softmax(features @ weights[:, :-1].mT + weights[:, -1], dim=1)
+    other_student = Networks(tiny.TinyNetwork(9), copy_of(networks).teacher)
+    other_teacher = Networks(copy_of(networks).student, tiny.TinyNetwork(9))
     other_average, other_head = copy.deepcopy(addon), copy.deepcopy(addon)
     other_average.head.average.mul_(-1)
     other_head.head.weights.mul_(-1)
 
-    torch.testing.assert_close(
-        ask(other_student, copy.deepcopy(addon)), expected, rtol=1e-10, atol=0
-    )
-    torch.testing.assert_close(ask(copy_of(networks), other_average), expected, rtol=1e-10, atol=0)
+    for same in (ask(other_student, copy.deepcopy(addon)), ask(copy_of(networks), other_average)):
+        torch.testing.assert_close(same, expected, rtol=1e-10, atol=0)
     assert (ask(other_teacher, copy.deepcopy(addon)) - expected).abs().max() > 1e-3
     assert (ask(copy_of(networks), other_head) - expected).abs().max() > 1e-3
 
@@ -119,7 +236,7 @@ def test_features_are_enhanced_as_often_as_their_own_class_is_rare(
     rows = 3000 * CLASSES
     y = torch.arange(rows) % CLASSES
     addon, networks, batch = started(), pair(), stream(1)[0]
-    images = torch.randn(rows, 3, SIDE, SIDE, dtype=torch.float64)
+    images = torch.randn(rows, 3, tiny.SIDE, tiny.SIDE, dtype=torch.float64)
     learnt: list[Tensor] = []
     monkeypatch.setattr(addon.head, "learn", lambda features, _: learnt.append(features))
     step = Step(networks, batch._replace(balanced=Labeled(images, y, y)), AFTER)
@@ -205,37 +322,18 @@ def test_a_head_started_as_long_as_by_default_knows_every_class() -> None:
     assert (guesses == LABELS).double().mean() > 0.8
 
 
-def test_a_checkpoint_goes_on_with_the_same_bits() -> None:
-    addon, networks = started(torch.float32), pair(dtype=torch.float32)
-    first, second, third = batches(3, torch.float32)
-    for batch in (first, second):
-        seeded(0, addon.weak, Step(networks, batch, AFTER), networks.forward(batch.x)[0])
-    again: CoSSL = seeded(77, CoSSL, addon.config, TASK)
-    again.load_state_dict({name: value.clone() for name, value in addon.state_dict().items()})
-    answers = []
-    for one in (addon, again):
-        assert not one.surveys(AFTER)
-        said = networks.forward(third.x, third.views["weak"])[1]
-        answers.append(seeded(5, one.weak, Step(networks, third, AFTER), said).logits)
-    assert torch.equal(*answers)
-    for name, value in addon.state_dict().items():
-        assert torch.equal(value, again.state_dict()[name]), name
-
-
 def test_classes_without_labels_are_noted_and_left_out() -> None:
     y = torch.tensor([0, 0, 0, 2, 2, 3])
     task = Task(torch.tensor([3, 0, 2, 1]), LABELED, UNLABELED, POOL, WIDTH)
     addon = make(task=task)
     survey = a_survey(y=y)
-    features, classes = balanced_features(
-        survey.labeled.features, y, survey.unlabeled.features, CLASSES
-    )
+    rows = (survey.labeled.features, y, survey.unlabeled.features)
+    features, classes = balanced_features(*rows, CLASSES)
     assert torch.bincount(classes).tolist() == [3, 0, 3, 3]
     assert features.isfinite().all()
     addon.survey(survey)
-    assert addon.take_notes() == [
-        "CoSSL: no labelled features of class 1; the head starts without."
-    ]
+    (note,) = addon.take_notes()
+    assert "no labelled features of class 1" in note
     assert all(value.isfinite().all() for value in addon.state_dict().values())
 
 

@@ -8,30 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from semigpc.addons import (
-    ADDONS,
-    AddOn,
-    BalancedSamplingConfig,
-    Deferred,
-    DeferredConfig,
-    EffectiveNumber,
-    EffectiveNumberConfig,
-    LogitAdjustment,
-    LogitAdjustmentConfig,
-    Step,
-)
+from semigpc.addons import ADDONS, AddOn, BalancedSamplingConfig, DeferredConfig, Step
 from semigpc.addons.rebalancing import effective_number_weights
+from semigpc.refiners import NoRefiner
 from semigpc.types import Batch, Clock, ModelOutput, Task
-from tests.algorithms.tiny import (
-    COUNTS,
-    TASK,
-    copy_of,
-    learn,
-    make_algorithm,
-    make_refiner,
-    pair,
-    stream,
-)
+from tests.algorithms.tiny import COUNTS, TASK, copy_of, learn, make_algorithm, pair, stream
 
 STEPS = 4
 
@@ -45,57 +26,41 @@ def loss_by_loops(logits: Tensor, y: Tensor, weights: list[float], margin: list[
     """mean_b w_y ( log sum_c exp(z_c + m_c) - z_y - m_y )."""
     total = logits.new_zeros(())
     for row, label in zip(logits, y.tolist(), strict=True):
-        shifted = [row[c] + margin[c] for c in range(len(margin))]
-        total = total + weights[label] * (
-            torch.logsumexp(torch.stack(shifted), dim=0) - shifted[label]
-        )
+        shifted = torch.stack([row[c] + margin[c] for c in range(len(margin))])
+        total = total + weights[label] * (torch.logsumexp(shifted, dim=0) - shifted[label])
     return total / len(y)
 
 
 ONES, NONE = [1.0] * len(COUNTS), [0.0] * len(COUNTS)
 PRIOR = [math.log(n / sum(COUNTS)) for n in COUNTS]
-CASES: dict[str, tuple[Any, Any, Any]] = {
-    "effective_number": (
-        EffectiveNumber,
-        EffectiveNumberConfig(beta=0.9),
-        lambda _: (weights_by_loops(0.9), NONE),
-    ),
-    "logit_adjustment": (
-        LogitAdjustment,
-        LogitAdjustmentConfig(strength=1.5),
-        lambda _: (ONES, [1.5 * p for p in PRIOR]),
-    ),
-    "adjusted_answer": (
-        LogitAdjustment,
-        LogitAdjustmentConfig(place="answer"),
-        lambda _: (ONES, NONE),
-    ),
-    "deferred": (
-        Deferred,
-        DeferredConfig(start=0.5, beta=0.99),
-        lambda step: (weights_by_loops(0.99) if step >= STEPS / 2 else ONES, NONE),
-    ),
-    "deferred_sampling": (
-        Deferred,
-        DeferredConfig(start=0.5, by="sampling"),
-        lambda _: (ONES, NONE),
-    ),
-}
+LATE = [ONES] * (STEPS // 2) + [weights_by_loops(0.99)] * (STEPS // 2)
+# options, and the weights of the classes and what is added to the logits in each step
+CASES: list[tuple[str, dict[str, Any], list[list[float]], list[float]]] = [
+    ("effective_number", {"beta": 0.9}, [weights_by_loops(0.9)] * STEPS, NONE),
+    ("logit_adjustment", {"strength": 1.5}, [ONES] * STEPS, [1.5 * p for p in PRIOR]),
+    ("logit_adjustment", {"place": "answer"}, [ONES] * STEPS, NONE),
+    ("deferred", {"start": 0.5, "beta": 0.99}, LATE, NONE),
+    ("deferred", {"start": 0.5, "by": "sampling"}, [ONES] * STEPS, NONE),
+]
 
 
-@pytest.mark.parametrize("case", CASES)
+def built(name: str, **options: Any) -> Any:
+    return ADDONS[name].build(ADDONS[name].config(**options), TASK)
+
+
+@pytest.mark.parametrize(("name", "options", "weights", "margin"), CASES)
 @pytest.mark.parametrize("algorithm", ["supervised", "fixmatch"])
-def test_the_labelled_loss_is_the_rule_over_steps_that_learn(algorithm: str, case: str) -> None:
-    build, config, rule = CASES[case]
-    ours, networks = make(algorithm, build(config, TASK)), pair()
+def test_the_labelled_loss_is_the_rule_over_steps_that_learn(
+    algorithm: str, name: str, options: Any, weights: list[list[float]], margin: list[float]
+) -> None:
+    ours, networks = make(algorithm, built(name, **options)), pair()
     plain, others = make(algorithm, AddOn.none(TASK)), copy_of(networks)
     for number, batch in enumerate(stream(STEPS)):
         clock = Clock(number, STEPS, 2)
         output = ours.step(networks, batch, clock)
         without = plain.step(others, batch, clock)
-        weights, margin = rule(number)
         logits = labelled_logits(algorithm, others, batch)
-        wanted = loss_by_loops(logits, batch.y, weights, margin)
+        wanted = loss_by_loops(logits, batch.y, weights[number], margin)
         # weights are float32
         assert output.metrics["loss_x"].item() == pytest.approx(wanted.item(), rel=1e-6)
         rest = without.loss - without.metrics["loss_x"]
@@ -106,7 +71,7 @@ def test_the_labelled_loss_is_the_rule_over_steps_that_learn(algorithm: str, cas
 
 
 def make(algorithm: str, addon: AddOn) -> Any:
-    made: Any = make_algorithm(algorithm, make_refiner("none"))
+    made: Any = make_algorithm(algorithm, NoRefiner())
     made.addon = addon
     return made.double()
 
@@ -119,7 +84,7 @@ def labelled_logits(algorithm: str, networks: Any, batch: Batch) -> Tensor:
 
 
 def test_a_mixed_label_has_the_weight_of_each_of_its_classes() -> None:
-    addon = EffectiveNumber(EffectiveNumberConfig(beta=0.9), TASK)
+    addon = built("effective_number", beta=0.9)
     logits = torch.randn(1, 4, dtype=torch.float64)
     mixed = torch.tensor([[0.7, 0.0, 0.0, 0.3]], dtype=torch.float64)
     w, log_p = weights_by_loops(0.9), torch.log_softmax(logits, dim=1)[0]
@@ -129,12 +94,12 @@ def test_a_mixed_label_has_the_weight_of_each_of_its_classes() -> None:
 
 
 def test_a_plain_network_can_be_adjusted_when_it_answers() -> None:
-    addon = LogitAdjustment(LogitAdjustmentConfig(place="answer", strength=0.5), TASK)
+    addon = built("logit_adjustment", place="answer", strength=0.5)
     logits = torch.randn(3, 4, dtype=torch.float64)
     found = addon.answer(ModelOutput(logits, logits, {}))
     assert addon.answers
     assert torch.allclose(found, logits - 0.5 * torch.tensor(PRIOR, dtype=torch.float64), atol=1e-6)
-    assert not LogitAdjustment(LogitAdjustmentConfig(), TASK).answers
+    assert not built("logit_adjustment").answers
 
 
 def test_sampling_is_balanced_from_the_start_or_from_the_deferred_one() -> None:

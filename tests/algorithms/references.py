@@ -62,12 +62,8 @@ def supervised_loss(z: Tensor, y: Tensor) -> Tensor:
 
 def masked(z_s: Tensor, targets: Sequence[Tensor | int], mask: Sequence[bool]) -> Tensor:
     """L_u: the mean is over the whole batch, whatever the mask lets through."""
-    return mean(
-        [
-            float(m) * cross_entropy(z_s[b], t)
-            for b, (t, m) in enumerate(zip(targets, mask, strict=True))
-        ]
-    )
+    rows = zip(z_s, targets, mask, strict=True)
+    return mean([float(m) * cross_entropy(z, t) for z, t, m in rows])
 
 
 def align(p: Tensor, q: Tensor, r: Tensor) -> Tensor:
@@ -101,6 +97,11 @@ def forward(network: nn.Module, *parts: Tensor) -> list[ModelOutput]:
     return pieces
 
 
+def three_views(student: nn.Module, batch: Batch) -> list[ModelOutput]:
+    """What it says of the labelled images, the weak and the strong views, in one pass."""
+    return forward(student, batch.x, batch.views["weak"], batch.views["strong"])
+
+
 class SlowSupervised:
     def __init__(self, refiner: SlowRefiner) -> None:
         self.refiner = refiner
@@ -121,9 +122,7 @@ class SlowFixMatch:
         self.config, self.refiner = config, refiner
 
     def step(self, networks: Networks, batch: Batch, clock: Clock) -> Expected:
-        x, weak, strong = forward(
-            networks.student, batch.x, batch.views["weak"], batch.views["strong"]
-        )
+        x, weak, strong = three_views(networks.student, batch)
         self.refiner.take("before", x, batch)
         p = weak_probs(self.refiner, weak)
         mask = [bool(row.max() >= self.config.threshold) for row in p]
@@ -133,12 +132,8 @@ class SlowFixMatch:
         loss_x = supervised_loss(self.refiner.logits(x, batch.index), batch.y)
         loss_u = masked(self.refiner.logits(strong), targets, mask)
         self.refiner.take("after", x, batch)
-        return Expected(
-            loss_x + self.config.unlabeled_weight * loss_u,
-            {"loss_x": loss_x, "loss_u": loss_u},
-            p,
-            mask,
-        )
+        loss = loss_x + self.config.unlabeled_weight * loss_u
+        return Expected(loss, {"loss_x": loss_x, "loss_u": loss_u}, p, mask)
 
     def state(self) -> dict[str, Tensor]:
         return {}
@@ -152,9 +147,7 @@ class SlowFreeMatch:
         self.h = torch.full((CLASSES,), 1 / CLASSES, dtype=torch.float64)
 
     def step(self, networks: Networks, batch: Batch, clock: Clock) -> Expected:
-        x, weak, strong = forward(
-            networks.student, batch.x, batch.views["weak"], batch.views["strong"]
-        )
+        x, weak, strong = three_views(networks.student, batch)
         self.refiner.take("before", x, batch)
         q = weak_probs(self.refiner, weak)
         self.follow(q)
@@ -228,44 +221,34 @@ class SlowReMixMatch:
         p = self.aligned(weak_probs(self.refiner, weak))
         t = sharpen(p, config.temperature)
         one_hot = torch.eye(CLASSES, dtype=torch.float64)[batch.y]
-        images = torch.cat(
-            [batch.x, batch.views["strong"], batch.views["strong2"], batch.views["weak"]]
-        )
+        views = [batch.views[name] for name in ("strong", "strong2", "weak")]
+        images = torch.cat([batch.x, *views])
         labels = torch.cat([one_hot, t, t, t])
         mixed = weight * images + (1 - weight) * images[order]
         mixed_labels = weight * labels + (1 - weight) * labels[order]
         size = len(batch.x)
         first = self.refiner.logits(forward(student, mixed[:size])[0])
-        starts = range(size, len(mixed), size)
-        rest = torch.cat(
-            [self.refiner.logits(untouched(student, mixed[s : s + size])) for s in starts]
-        )
+        pieces = [untouched(student, piece) for piece in mixed[size:].split(size)]
+        rest = torch.cat([self.refiner.logits(piece) for piece in pieces])
         strong = untouched(student, batch.views["strong"])
         loss_x = masked(first, list(mixed_labels[:size]), [True] * size)
         loss_mix = masked(rest, list(mixed_labels[size:]), [True] * len(rest))
         loss_pre = masked(self.refiner.logits(strong), list(t), [True] * len(t))
-        loss_rot = (
-            self.rotation(student, batch, turns)
-            if config.rotation_weight
-            else torch.zeros((), dtype=torch.float64)
-        )
+        loss_rot = torch.zeros((), dtype=torch.float64)
+        if config.rotation_weight:
+            loss_rot = self.rotation(student, batch, turns)
         ramp = min(max(clock.step / (config.warmup * clock.total_steps), 0.0), 1.0)
-        loss = loss_x + ramp * (
-            config.unlabeled_weight * loss_mix + config.premix_weight * loss_pre
-        )
-        loss = loss + config.rotation_weight * loss_rot
+        ramped = config.unlabeled_weight * loss_mix + config.premix_weight * loss_pre
+        loss = loss_x + ramp * ramped + config.rotation_weight * loss_rot
         self.refiner.take("after", x, batch)
         terms = {"loss_x": loss_x, "loss_u": loss_mix, "loss_pre": loss_pre, "loss_rot": loss_rot}
         return Expected(loss, terms, t, [True] * len(t))
 
     def rotation(self, student: nn.Module, batch: Batch, turns: Tensor) -> Tensor:
-        turned = torch.stack(
-            [turn(image, int(k)) for image, k in zip(batch.views["strong"], turns, strict=True)]
-        )
-        rotated = untouched(student, turned)
-        return mean(
-            [cross_entropy(rotated.heads["rotation"][b], int(k)) for b, k in enumerate(turns)]
-        )
+        pairs = zip(batch.views["strong"], turns, strict=True)
+        turned = torch.stack([turn(image, int(k)) for image, k in pairs])
+        guesses = untouched(student, turned).heads["rotation"]
+        return supervised_loss(guesses, turns)
 
     def draw(self, batch: Batch) -> tuple[Tensor, float, Tensor]:
         """Quarter turns, mixing weight, permutation, in this order."""

@@ -15,6 +15,7 @@ from tests.algorithms.references import (
     mean,
     softmax,
     supervised_loss,
+    three_views,
     weak_probs,
 )
 from tests.algorithms.slow_refiners import SlowRefiner, in_eval_mode
@@ -62,9 +63,7 @@ class SlowSimMatch:
 
     def step(self, networks: Networks, batch: Batch, clock: Clock) -> Expected:
         config = self.config
-        x, weak, strong = forward(
-            networks.student, batch.x, batch.views["weak"], batch.views["strong"]
-        )
+        x, weak, strong = three_views(networks.student, batch)
         if config.bank == "full_teacher":
             weak = in_eval_mode(networks.teacher, batch.views["weak"])
         remembered = in_eval_mode(networks.teacher, batch.x) if config.bank == "full_teacher" else x
@@ -86,9 +85,8 @@ class SlowSimMatch:
         """softmax over the written slots of e . E_j / T; 0 elsewhere."""
         slots = [j for j, written in enumerate(self.written) if written]
         s = torch.zeros(len(self.rows), dtype=torch.float64)
-        s[slots] = softmax(
-            torch.stack([(e * self.rows[j]).sum() / self.config.temperature for j in slots])
-        )
+        products = torch.stack([(e * self.rows[j]).sum() for j in slots])
+        s[slots] = softmax(products / self.config.temperature)
         return s
 
     def smoothed(self, weak: ModelOutput, p_w: Tensor) -> tuple[Tensor, list[Tensor]]:
@@ -125,9 +123,8 @@ class SlowSimMatch:
             new = [row / row.pow(2).sum().sqrt() for row in new]
         else:
             new = list(in_eval_mode(networks.teacher, batch.x).heads["projection"])
-        for row, label, i in zip(
-            new, batch.y.tolist(), batch.index.tolist(), strict=True
-        ):  # the last of two copies stays
+        entries = zip(new, batch.y.tolist(), batch.index.tolist(), strict=True)
+        for row, label, i in entries:  # the last of two copies stays
             self.rows[i], self.labels[i], self.written[i] = row, label, True
 
     def state(self) -> dict[str, Tensor]:
@@ -160,10 +157,8 @@ class SlowCoMatch:
             p = config.smoothing * p0 + (1 - config.smoothing) * answers
         mask = [bool(row.max() >= config.threshold) for row in p]
         one_hot = torch.eye(CLASSES, dtype=torch.float64)[batch.y]
-        entries = [
-            *zip(e_w, p0, strict=True),
-            *zip(x.heads["projection"].detach(), one_hot, strict=True),
-        ]
+        e_x = x.heads["projection"].detach()
+        entries = [*zip(e_w, p0, strict=True), *zip(e_x, one_hot, strict=True)]
         self.memory = [*self.memory, *entries][-self.rows :]
         self.pushed += len(entries)
         loss_x = supervised_loss(self.refiner.logits(x, batch.index), batch.y)
@@ -174,11 +169,8 @@ class SlowCoMatch:
         return Expected(loss, {"loss_x": loss_x, "loss_u": loss_u, "loss_c": loss_c}, p, mask)
 
     def recall(self, e: Tensor) -> Tensor:
-        weights = softmax(
-            torch.stack(
-                [(e * feature).sum() / self.config.temperature for feature, _ in self.memory]
-            )
-        )
+        products = torch.stack([(e * feature).sum() for feature, _ in self.memory])
+        weights = softmax(products / self.config.temperature)
         total = torch.zeros(CLASSES, dtype=torch.float64)
         for weight, (_, probs) in zip(weights, self.memory, strict=True):
             total = total + weight * probs
@@ -188,25 +180,14 @@ class SlowCoMatch:
         n = len(p)
         losses = []
         for i in range(n):
-            agreement = torch.stack(
-                [
-                    torch.ones((), dtype=torch.float64) if i == j else (p[i] * p[j]).sum()
-                    for j in range(n)
-                ]
-            )
-            joined = torch.stack(
-                [
-                    value if value >= self.config.graph_threshold else value * 0
-                    for value in agreement
-                ]
-            )
+            agreement = torch.stack([(p[i] * p[j]).sum() for j in range(n)])
+            agreement[i] = 1
+            low = agreement < self.config.graph_threshold
+            joined = torch.where(low, 0.0, agreement)
             joined = joined / joined.sum()
-            similar = softmax(
-                torch.stack([(e0[i] * e1[j]).sum() / self.config.temperature for j in range(n)])
-            )
-            losses.append(
-                torch.stack([-joined[j] * torch.log(similar[j] + 1e-7) for j in range(n)]).sum()
-            )
+            products = torch.stack([(e0[i] * e1[j]).sum() for j in range(n)])
+            similar = softmax(products / self.config.temperature)
+            losses.append((-joined * torch.log(similar + 1e-7)).sum())
         return mean(losses)
 
     def state(self) -> dict[str, Tensor]:

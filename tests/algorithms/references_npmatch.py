@@ -37,11 +37,8 @@ class Network(nn.Module):
 
     def forward(self, images: Tensor) -> ModelOutput:
         features = self.backbone(images)
-        return ModelOutput(
-            self.classifier(features),
-            features,
-            {name: head(features) for name, head in self.heads.items()},
-        )
+        heads = {name: head(features) for name, head in self.heads.items()}
+        return ModelOutput(self.classifier(features), features, heads)
 
 
 def leaky(v: Tensor) -> Tensor:
@@ -72,18 +69,16 @@ class SlowNPMatch:
 
     def encode(self, name: str, h: Tensor, y: int) -> Tensor:
         classes = torch.tensor([float(c == y) for c in range(CLASSES)], dtype=torch.float64)
-        return leaky(
-            self.layer(f"{name}.2", leaky(self.layer(f"{name}.0", torch.cat([h, classes]))))
-        )
+        hidden = leaky(self.layer(f"{name}.0", torch.cat([h, classes])))
+        return leaky(self.layer(f"{name}.2", hidden))
 
     def layer(self, name: str, v: Tensor) -> Tensor:
         return self.weights[f"{name}.weight"] @ v + self.weights[f"{name}.bias"]
 
     def gaussian(self, e: Tensor) -> tuple[Tensor, Tensor]:
         mean = self.layer("location.2", leaky(self.layer("location.0", e)))
-        return mean, 0.1 + 0.9 * torch.log(
-            1 + torch.exp(self.layer("spread.2", leaky(self.layer("spread.0", e))))
-        )
+        spread = self.layer("spread.2", leaky(self.layer("spread.0", e)))
+        return mean, 0.1 + 0.9 * torch.log(1 + torch.exp(spread))
 
     def decode(
         self, h: Tensor, latent: tuple[Tensor, Tensor], r: Tensor, noise: Tensor
@@ -92,12 +87,8 @@ class SlowNPMatch:
         answers = []
         for t in range(T):
             z = latent[0] + latent[1] * noise[t]
-            answers.append(
-                self.layer(
-                    "out",
-                    leaky(self.layer("hidden", leaky(self.layer("joint", torch.cat([z, h, r]))))),
-                )
-            )
+            joint = leaky(self.layer("joint", torch.cat([z, h, r])))
+            answers.append(self.layer("out", leaky(self.layer("hidden", joint))))
         return answers
 
     def thresholds(self) -> list[float]:
@@ -108,13 +99,10 @@ class SlowNPMatch:
     def step(
         self, networks: Networks, batch: Batch
     ) -> tuple[Tensor, dict[str, Tensor], list[Tensor], list[bool]]:
-        self.weights = dict(
-            networks.student.get_submodule("heads.neural_process").named_parameters()
-        )
-        x, weak, strong = (
-            networks.student(v).features
-            for v in (batch.x, batch.views["weak"], batch.views["strong"])
-        )
+        process = networks.student.get_submodule("heads.neural_process")
+        self.weights = dict(process.named_parameters())
+        views = (batch.x, batch.views["weak"], batch.views["strong"])
+        x, weak, strong = (networks.student(view).features for view in views)
         noise = [torch.randn(T, L, dtype=torch.float64) for _ in range(3)]
 
         nothing = [torch.zeros(L, dtype=torch.float64)]
@@ -127,9 +115,7 @@ class SlowNPMatch:
         batch_mean = average(opinions)
         thresholds, labels, believed, probs = self.thresholds(), [], [], []
         for b, p_w in enumerate(opinions):
-            p = torch.stack(
-                [p_w[c] * (1 / CLASSES + 1e-6) / (batch_mean[c] + 1e-6) for c in range(CLASSES)]
-            )
+            p = p_w * (1 / CLASSES + 1e-6) / (batch_mean + 1e-6)
             p = p / p.sum()
             c = int(p.argmax())
             sure = self.refiner.trust(p)
@@ -145,42 +131,32 @@ class SlowNPMatch:
         pairs = list(zip(x, batch.y.tolist(), strict=True))
         contexts = [self.encode("context_encoder", h, y) for h, y in pairs]
         latents_x = [self.encode("latent_encoder", h, y) for h, y in pairs]
-        latents_s = [
-            self.encode("latent_encoder", h, c)
-            for h, c, m in zip(strong, labels, believed, strict=True)
-            if m
-        ]
+        guesses = zip(strong, labels, believed, strict=True)
+        latents_s = [self.encode("latent_encoder", h, c) for h, c, m in guesses if m]
         r, known = average(contexts), self.gaussian(average(latents_x))
         guessed = self.gaussian(average(latents_s or nothing))
         said_x = [self.decode(h, known, r, noise[1]) for h in x]
         said_s = [self.decode(h, guessed, r, noise[2]) for h in strong]
         zero = torch.zeros((), dtype=torch.float64)
-        loss_x = average(
-            [
-                -torch.log(softmax(z)[y])
-                for said, (_, y) in zip(said_x, pairs, strict=True)
-                for z in said
-            ]
-        )
+        answered = zip(said_x, pairs, strict=True)
+        loss_x = average([-torch.log(softmax(z)[y]) for said, (_, y) in answered for z in said])
         loss_u = zero
         for said, c, m in zip(said_s, labels, believed, strict=True):
-            loss_u = loss_u + float(m) * average([-torch.log(softmax(z)[c]) for z in said]) / len(
-                said_s
-            )
+            wrong = average([-torch.log(softmax(z)[c]) for z in said])
+            loss_u = loss_u + float(m) * wrong / len(said_s)
         doubts = [
-            [entropy(average([softmax(z).detach() for z in said])) for said in views]
-            for views in (said_x, said_s)
+            [entropy(average([softmax(z).detach() for z in said])) for said in answers]
+            for answers in (said_x, said_s)
         ]
         loss_d = zero
         if any(believed):
-            guesses = [doubt for doubt, m in zip(doubts[1], believed, strict=True) if m]
-            u_c, u_s = sum(doubts[0]) / len(doubts[0]), sum(guesses) / len(guesses)
+            guessing = [doubt for doubt, m in zip(doubts[1], believed, strict=True) if m]
+            u_c, u_s = sum(doubts[0]) / len(doubts[0]), sum(guessing) / len(guessing)
             loss_d = self.divergence(known, guessed, u_c / (u_c + u_s))
         self.contexts = [*self.contexts, *(e.detach() for e in contexts)][-ROWS:]
         self.latents = [*self.latents, *(e.detach() for e in [*latents_x, *latents_s])][-ROWS:]
-        loss = (
-            loss_x + self.config.unlabeled_weight * loss_u + self.config.divergence_weight * loss_d
-        )
+        loss = loss_x + self.config.unlabeled_weight * loss_u
+        loss = loss + self.config.divergence_weight * loss_d
         return loss, {"loss_x": loss_x, "loss_u": loss_u, "loss_d": loss_d}, probs, believed
 
     @staticmethod
@@ -194,9 +170,8 @@ class SlowNPMatch:
         for weight, (mean, sigma) in ((1 - a, known), (a, guessed)):
             for i in range(L):
                 ratio = sigma[i] ** 2 / v[i]
-                total = total + weight * 0.5 * (
-                    ratio + (m[i] - mean[i]) ** 2 / v[i] - 1 - torch.log(ratio)
-                )
+                apart = ratio + (m[i] - mean[i]) ** 2 / v[i] - 1 - torch.log(ratio)
+                total = total + weight * 0.5 * apart
         return total
 
 

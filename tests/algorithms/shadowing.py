@@ -99,9 +99,7 @@ def follow(
 
 
 def close(actual: Tensor, expected: Tensor, what: str, tolerance: float = TOLERANCE) -> None:
-    assert actual.shape == expected.shape, (
-        f"{what}: {tuple(actual.shape)} is not {tuple(expected.shape)}"
-    )
+    assert actual.shape == expected.shape, what
     error = float((actual.detach().double() - expected.detach().double()).abs().max())
     assert error <= tolerance, f"{what}: off by {error:.3g}"
 
@@ -123,9 +121,8 @@ def same_answers(output: StepOutput, expected: Expected, where: str) -> None:
 
 
 def same_gradients(actual: dict[str, Tensor], expected: dict[str, Tensor], where: str) -> None:
-    assert max(float(value.abs().max()) for value in expected.values()) > 1e-3, (
-        f"{where}: no gradient to compare"
-    )
+    largest = max(float(value.abs().max()) for value in expected.values())
+    assert largest > 1e-3, f"{where}: no gradient to compare"
     for name, value in expected.items():
         close(actual[name], value, f"{where}, gradient of {name}")
 
@@ -139,13 +136,9 @@ def same_networks(actual: Networks, expected: Networks, where: str) -> None:
 
 
 def same_state(algorithm: Steppable, reference: Reference, where: str) -> None:
-    actual = {
-        name: value
-        for name, value in algorithm.state_dict().items()
-        if not name.startswith("refiner.")
-    }
-    expected = reference.state()
-    assert set(actual) == set(expected), where
+    actual, expected = algorithm.state_dict(), reference.state()
+    own = {name for name in actual if not name.startswith("refiner.")}
+    assert own == set(expected), where
     for name, value in expected.items():
         close(actual[name], value, f"{where}, state {name}")
 

@@ -99,10 +99,8 @@ class SlowGP:
                 weights[c] = (mean_count / counts[c]) ** 0.5 if counts[c] > 0 else 0.0
         k = self.kernel(queries, h_Q)
         if index is not None and self.config.exclude_same_index:
-            same = torch.tensor(
-                [[entry.index == i for entry in self.entries] for i in index.tolist()]
-            )
-            k = k * ~same
+            stored = torch.tensor([entry.index for entry in self.entries])
+            k = k * (stored != index[:, None])
         mu: Tensor = k @ torch.linalg.solve(K, targets)
         return self.logit_scale * weights * mu
 
@@ -113,32 +111,27 @@ class SlowGP:
         return self.answer(output, index)
 
     def probs(self, site: str, output: ModelOutput, own: Tensor) -> Tensor:
-        silent = (
-            self.config.role != "refine"
-            or site != self.config.site
-            or self.steps < self.config.warmup_steps
-        )
-        if silent:
+        config = self.config
+        asked = config.role == "refine" and site == config.site
+        if not asked or self.steps < config.warmup_steps:
             return own
         self.answers += 1
         with torch.no_grad():
-            b = self.config.blend
+            b = config.blend
             return (1 - b) * own + b * torch.softmax(self.answer(output), dim=1)
 
     def take(self, moment: str, x: ModelOutput, batch: Batch) -> None:
         if moment == self.config.push:
-            rows = zip(
-                self.feature(x).detach(), batch.y.tolist(), batch.index.tolist(), strict=True
-            )
-            self.entries += [Entry(*row) for row in rows]
-            if self.config.balanced:
-                self.entries = newest_of_each_class(
-                    self.entries, self.config.buffer_size // CLASSES
-                )
-            else:
-                self.entries = self.entries[-self.config.buffer_size :]
+            self.write(self.feature(x).detach(), batch.y, batch.index)
         if moment == "after":
             self.steps += 1
+
+    def write(self, features: Tensor, labels: Tensor, index: Tensor) -> None:
+        rows = zip(features, labels.tolist(), index.tolist(), strict=True)
+        self.entries += [Entry(*row) for row in rows]
+        size = self.config.buffer_size
+        balanced = newest_of_each_class(self.entries, size // CLASSES)
+        self.entries = balanced if self.config.balanced else self.entries[-size:]
 
 
 def newest_of_each_class(entries: list[Entry], room: int) -> list[Entry]:

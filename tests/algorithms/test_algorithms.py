@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from semigpc.algorithms import ALGORITHMS
-from semigpc.refiners import REFINERS, NoRefiner, Refiner
+from semigpc.refiners import REFINERS, NoRefiner
 from semigpc.types import Batch, Clock, Labeled, ModelOutput, Networks, StepOutput
 from tests.algorithms.tiny import (
     LABELS,
@@ -47,9 +47,10 @@ every_pair = pytest.mark.parametrize(
 )
 
 
-def make(name: str, setting: str) -> Steppable:
-    refiner, options = SETTINGS[setting]
-    return make_algorithm(name, make_refiner(refiner, **options), **OPTIONS.get(name, {}))
+def make(name: str, setting: str, **changes: Any) -> Steppable:
+    kind, options = SETTINGS[setting]
+    refiner = make_refiner(kind, **options | changes)
+    return make_algorithm(name, refiner, **OPTIONS.get(name, {}))
 
 
 class Record:
@@ -59,24 +60,19 @@ class Record:
         self.values: list[Tensor] = []
 
     def add(self, output: StepOutput, gradients: dict[str, Tensor]) -> None:
-        self.values += [
-            output.loss.detach(),
-            *(metric.detach().clone() for metric in output.metrics.values()),
-        ]
-        self.values += gradients.values()
+        self.values += [output.loss.detach(), *gradients.values()]
+        self.values += [metric.detach().clone() for metric in output.metrics.values()]
         if output.pseudo is not None:
             self.values += list(output.pseudo)
 
     def add_state(self, *modules: Any) -> None:
-        self.values += [
-            value.clone() for module in modules for value in module.state_dict().values()
-        ]
+        for module in modules:
+            self.values += [value.clone() for value in module.state_dict().values()]
 
     def __eq__(self, other: object) -> bool:
         assert isinstance(other, Record)
-        return len(self.values) == len(other.values) and all(
-            map(torch.equal, self.values, other.values)
-        )
+        as_many = len(self.values) == len(other.values)
+        return as_many and all(map(torch.equal, self.values, other.values))
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -107,13 +103,11 @@ def test_every_algorithm_steps_with_every_refiner(name: str, setting: str) -> No
             assert metric.shape == ()
             assert bool(metric.isfinite())
         if output.pseudo is not None:
-            assert output.pseudo.mask.shape == (len(batch.views["weak"]),)
-            torch.testing.assert_close(
-                output.pseudo.probs.sum(dim=1), torch.ones(len(batch.views["weak"]))
-            )
-        assert all(
-            parameter.grad is None for network in networks for parameter in network.parameters()
-        )
+            rows = len(batch.views["weak"])
+            assert output.pseudo.mask.shape == (rows,)
+            torch.testing.assert_close(output.pseudo.probs.sum(dim=1), torch.ones(rows))
+        for network in networks:
+            assert all(parameter.grad is None for parameter in network.parameters())
         gradients = learn(networks, output.loss)
         assert all(bool(value.isfinite().all()) for value in gradients.values())
         assert float(gradients["backbone.1.weight"].abs().max()) > 0
@@ -153,36 +147,22 @@ def test_the_state_says_all_there_is(name: str, setting: str) -> None:
     ("name", "setting"), combinations(list(ALGORITHMS), ["similarity", "gp", "gp-classifier"])
 )
 def test_a_refiner_in_its_warm_up_is_none_at_all(name: str, setting: str) -> None:
-    refiner, options = SETTINGS[setting]
-    warming = make_algorithm(
-        name, make_refiner(refiner, **{**options, "warmup_steps": 6}), **OPTIONS.get(name, {})
-    )
-    bare = make(name, "none")
+    warming, bare = make(name, setting, warmup_steps=6), make(name, "none")
     here, there, batches = pair(), pair(), stream(9)
-    with_it, without = run(warming, here, batches[:6]), run(bare, there, batches[:6])
-    own = {
-        key: value for key, value in warming.state_dict().items() if not key.startswith("refiner.")
-    }
-    assert with_it == without
+    assert run(warming, here, batches[:6]) == run(bare, there, batches[:6])
+    own = warming.state_dict()
     assert all(torch.equal(own[key], value) for key, value in bare.state_dict().items())
     speaks = name != "supervised" or setting == "gp-classifier"
-    assert (run(warming, here, batches[6:], 6) != run(bare, there, batches[6:], 6)) == speaks, (
-        "and then it speaks"
-    )
+    with_it, without = run(warming, here, batches[6:], 6), run(bare, there, batches[6:], 6)
+    assert (with_it != without) == speaks, "and then it speaks"
 
 
-@pytest.mark.parametrize(
-    ("name", "setting"),
-    combinations(
-        list(ALGORITHMS),
-        [setting for setting in SETTINGS if setting not in ("none", "gp-classifier")],
-    ),
-)
+REFINING = [setting for setting in SETTINGS if setting not in ("none", "gp-classifier")]
+
+
+@pytest.mark.parametrize(("name", "setting"), combinations(list(ALGORITHMS), REFINING))
 def test_a_refiner_without_weight_changes_no_bit(name: str, setting: str) -> None:
-    refiner, options = SETTINGS[setting]
-    mute = make_algorithm(
-        name, make_refiner(refiner, **{**options, "blend": 0.0}), **OPTIONS.get(name, {})
-    )
+    mute = make(name, setting, blend=0.0)
     networks, others = pair(), pair()
     for pair_ in (networks, others):
         pair_.teacher.eval()
@@ -222,8 +202,7 @@ def test_a_refiner_is_asked_at_the_sites_the_algorithm_names_between_two_observa
     name: str,
 ) -> None:
     probe = Probe()
-    refiner: Refiner = probe
-    algorithm: Any = make_algorithm(name, refiner, **OPTIONS.get(name, {}))
+    algorithm: Any = make_algorithm(name, probe, **OPTIONS.get(name, {}))
     networks = pair()
     for step, batch in enumerate(stream(6)):
         probe.asked.clear()
@@ -236,9 +215,7 @@ def test_a_refiner_is_asked_at_the_sites_the_algorithm_names_between_two_observa
         assert all(torch.equal(index, batch.index) for index in probe.indexed)
         assert set(inner) - {"classify"} <= set(algorithm.sites)
     assert name == "supervised" or set(inner) - {"classify"} == set(algorithm.sites)
-    assert name == "remixmatch" or len(probe.indexed) == 1, (
-        "labelled images are known by their index"
-    )
+    assert name == "remixmatch" or len(probe.indexed) == 1, "of the labelled images"
 
 
 @every_algorithm
@@ -246,15 +223,10 @@ def test_a_batch_holds_no_true_label_of_an_unlabelled_image(name: str) -> None:
     assert Batch._fields == ("x", "y", "index", "views", "view_index", "balanced")
     assert Labeled._fields == ("x", "y", "index")
     algorithm, other = make(name, "gp"), make(name, "gp")
-    views: tuple[str, ...] = algorithm.views  # type: ignore[attr-defined]
-    batches = [
-        batch._replace(views={view: batch.views[view] for view in views}) for batch in stream(4)
-    ]
-    # numbered otherwise
+    batches = stream(4)
+    # a position in the unlabelled set is no information
     blind = [batch._replace(view_index=batch.view_index.flip(0)) for batch in batches]
-    assert run(algorithm, pair(), batches) == run(other, pair(), blind), (
-        "a position in the unlabelled set is no information"
-    )
+    assert run(algorithm, pair(), batches) == run(other, pair(), blind)
 
 
 @pytest.mark.parametrize("bank", ["teacher", "full_teacher"])

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from semigpc.refiners import GPConfig, NoRefiner
 from semigpc.types import Clock, ModelOutput, Networks, Task
-from tests.algorithms.shadowing import follow
+from tests.algorithms.shadowing import Shadow, follow
 from tests.algorithms.slow_refiners import SlowGP
 from tests.algorithms.tiny import (
     CLASSES,
@@ -30,65 +30,34 @@ from tests.algorithms.tiny import (
 from tests.batteries import combinations
 from tests.refiners.outputs import paper_scales
 
-MASKED: dict[str, tuple[str, dict[str, Any]]] = {
-    "fixmatch": ("fixmatch", {"threshold": 0.7, "unlabeled_weight": 1.3}),
-    "fixmatch-soft": ("fixmatch", {"threshold": 0.7, "hard_labels": False, "temperature": 0.4}),
-    "freematch": ("freematch", {"momentum": 0.6, "fairness_weight": 0.3, "unlabeled_weight": 1.3}),
-    "freematch-quantile": ("freematch", {"momentum": 0.6, "fairness_weight": 0.3, "quantile": 0.8}),
-    "freematch-clip": (
-        "freematch",
-        {"momentum": 0.6, "fairness_weight": 0.3, "clip": (0.62, 0.66)},
-    ),
-    "simmatch": (
-        "simmatch",
-        {"threshold": 0.6, "temperature": 0.3, "smoothing": 0.7, "alignment_batches": 3},
-    ),
-    "simmatch-teacher": (
-        "simmatch",
-        {"threshold": 0.6, "temperature": 0.3, "bank": "teacher", "alignment_batches": 3},
-    ),
-    "simmatch-full-teacher": (
-        "simmatch",
-        {"threshold": 0.6, "temperature": 0.3, "bank": "full_teacher"},
-    ),
-    "simmatch-weights": (
-        "simmatch",
-        {"threshold": 0.5, "unlabeled_weight": 0.7, "instance_weight": 1.9, "bank_momentum": 0.4},
-    ),
-    "comatch": (
-        "comatch",
-        {"threshold": 0.6, "queue_batches": 2, "alignment_batches": 3, "graph_threshold": 0.5},
-    ),
-    "comatch-weights": (
-        "comatch",
-        {
-            "threshold": 0.5,
-            "queue_batches": 3,
-            "smoothing": 0.6,
-            "unlabeled_weight": 0.7,
-            "contrastive_weight": 1.9,
-        },
-    ),
+ADAPTIVE = {"momentum": 0.6, "fairness_weight": 0.3}
+BANK: dict[str, Any] = {"threshold": 0.6, "temperature": 0.3}
+QUEUE = {"threshold": 0.5, "queue_batches": 3, "smoothing": 0.6}
+MIXED = {"warmup": 0.25, "temperature": 0.3, "mixup": 2.0}
+# The name of an algorithm, and after a hyphen what is special about its options.
+MASKED: dict[str, dict[str, Any]] = {
+    "fixmatch": {"threshold": 0.7, "unlabeled_weight": 1.3},
+    "fixmatch-soft": {"threshold": 0.7, "hard_labels": False, "temperature": 0.4},
+    "freematch": ADAPTIVE | {"unlabeled_weight": 1.3},
+    "freematch-quantile": ADAPTIVE | {"quantile": 0.8},
+    "freematch-clip": ADAPTIVE | {"clip": (0.62, 0.66)},
+    "simmatch": BANK | {"smoothing": 0.7, "alignment_batches": 3},
+    "simmatch-teacher": BANK | {"bank": "teacher", "alignment_batches": 3},
+    "simmatch-full-teacher": BANK | {"bank": "full_teacher"},
+    "simmatch-weights": {"threshold": 0.5, "unlabeled_weight": 0.7, "bank_momentum": 0.4}
+    | {"instance_weight": 1.9},
+    "comatch": {"threshold": 0.6, "queue_batches": 2, "alignment_batches": 3}
+    | {"graph_threshold": 0.5},
+    "comatch-weights": QUEUE | {"unlabeled_weight": 0.7, "contrastive_weight": 1.9},
 }
-UNMASKED: dict[str, tuple[str, dict[str, Any]]] = {
-    "supervised": ("supervised", {}),
-    "remixmatch": ("remixmatch", {"warmup": 0.5, "alignment_momentum": 0.6}),
-    "remixmatch-weights": (
-        "remixmatch",
-        {
-            "warmup": 0.25,
-            "temperature": 0.3,
-            "mixup": 2.0,
-            "unlabeled_weight": 0.7,
-            "premix_weight": 1.9,
-            "rotation_weight": 1.3,
-        },
-    ),
-    "remixmatch-unturned": (
-        "remixmatch",
-        {"warmup": 0.5, "alignment_momentum": 0.6, "rotation_weight": 0.0},
-    ),
+UNMASKED: dict[str, dict[str, Any]] = {
+    "supervised": {},
+    "remixmatch": {"warmup": 0.5, "alignment_momentum": 0.6},
+    "remixmatch-weights": MIXED
+    | {"unlabeled_weight": 0.7, "premix_weight": 1.9, "rotation_weight": 1.3},
+    "remixmatch-unturned": {"warmup": 0.5, "alignment_momentum": 0.6, "rotation_weight": 0.0},
 }
+EXCLUDING: dict[str, Any] = {"role": "classifier", "exclude_same_index": True}
 GP_CASES: dict[str, dict[str, Any]] = {
     "semantic": {},
     "blend": {"blend": 0.5},
@@ -100,25 +69,19 @@ GP_CASES: dict[str, dict[str, Any]] = {
     "clipped": {"kernel_clip": 0.1},
     "classifier": {"role": "classifier"},
     "classifier-prior": {"role": "classifier", "class_prior": "frequency"},
-    "classifier-exclude": {"role": "classifier", "exclude_same_index": True},
-    "classifier-exclude-prior": {
-        "role": "classifier",
-        "exclude_same_index": True,
-        "class_prior": "frequency",
-    },
+    "classifier-exclude": EXCLUDING,
+    "classifier-exclude-prior": EXCLUDING | {"class_prior": "frequency"},
 }
+ON_AGGREGATE: list[dict[str, Any]] = [
+    {"site": "aggregate"},
+    {"site": "aggregate", "blend": 0.5},
+    {"feature": "projection"},
+    {"feature": "projection", "site": "aggregate", "push": "before"},
+    {"feature": "projection", "role": "classifier"},
+]
 MEMORY_CASES: list[tuple[str, dict[str, Any]]] = [
-    *((name, {"site": "aggregate"}) for name in ("simmatch", "simmatch-full-teacher", "comatch")),
-    *((name, {"site": "aggregate", "blend": 0.5}) for name in ("simmatch", "comatch")),
-    *(
-        (name, {"feature": "projection"})
-        for name in ("simmatch", "simmatch-full-teacher", "comatch")
-    ),
-    *(
-        (name, {"feature": "projection", "site": "aggregate", "push": "before"})
-        for name in ("simmatch", "comatch")
-    ),
-    *((name, {"feature": "projection", "role": "classifier"}) for name in ("simmatch", "comatch")),
+    *((name, setting) for name in ("simmatch", "comatch") for setting in ON_AGGREGATE),
+    *(("simmatch-full-teacher", ON_AGGREGATE[i]) for i in (0, 2)),
     ("fixmatch-soft", {"blend": 0.5}),
     ("simmatch", {"site": "final"}),
     ("simmatch", {"site": "final", "blend": 0.5}),
@@ -134,13 +97,8 @@ def gp(**options: Any) -> tuple[Any, SlowGP]:
     """The refiner and its slow reading: a buffer of 12 that batches of 5 wrap around from the third
     step on.
     """
-    options = {
-        "warmup_steps": 1,
-        "buffer_size": 12,
-        **paper_scales(CLASSES),
-        "length_scale": 0.7,
-        **options,
-    }
+    memory = {"warmup_steps": 1, "buffer_size": 12} | paper_scales(CLASSES)
+    options = memory | {"length_scale": 0.7} | options
     width = PROJECTION if options.get("feature") == "projection" else WIDTH
     return make_refiner("gp", width, **options), SlowGP(GPConfig(**options))
 
@@ -153,37 +111,32 @@ class Flat(TinyNetwork):
         return super().forward(images)._replace(heads={})
 
 
+def follow_case(case: str, refiner: Any, slow: SlowGP | None = None) -> Shadow:
+    """Compare the algorithm with its reference; some images must pass the mask and some not."""
+    name, options = case.partition("-")[0], (MASKED | UNMASKED)[case]
+    shadow = follow(name, stream(STEPS), refiner, slow, **options)
+    assert case in UNMASKED or min(shadow.passed, shadow.stopped) > 0, "nothing shown"
+    return shadow
+
+
 @functools.cache
 def losses_alone(case: str) -> list[float]:
-    """The reference's losses without a refiner, which the algorithm has been seen to follow on the
-    way.
-    """
-    name, options = {**MASKED, **UNMASKED}[case]
-    return follow(name, stream(STEPS), NoRefiner(), **options).losses
+    """The losses without a refiner."""
+    return follow_case(case, NoRefiner()).losses
 
 
 @pytest.mark.parametrize("case", [*MASKED, *UNMASKED])
 def test_the_base_algorithm_follows_its_equations(case: str) -> None:
-    name, options = {**MASKED, **UNMASKED}[case]
-    shadow = follow(name, stream(STEPS), NoRefiner(), **options)
-    assert case in UNMASKED or min(shadow.passed, shadow.stopped) > 0, (
-        "no mixed masks, nothing shown"
-    )
+    follow_case(case, NoRefiner())
 
 
-@pytest.mark.parametrize(
-    ("case", "setting"),
-    combinations(
-        ["supervised", "fixmatch", "freematch", "remixmatch", "simmatch", "comatch"], list(GP_CASES)
-    ),
-)
+PLAIN = ["supervised", "fixmatch", "freematch", "remixmatch", "simmatch", "comatch"]
+
+
+@pytest.mark.parametrize(("case", "setting"), combinations(PLAIN, list(GP_CASES)))
 def test_the_algorithm_with_a_gp_follows_its_equations(case: str, setting: str) -> None:
-    name, options = {**MASKED, **UNMASKED}[case]
     refiner, slow = gp(**GP_CASES[setting])
-    shadow = follow(name, stream(STEPS), refiner, slow, **options)
-    assert case in UNMASKED or min(shadow.passed, shadow.stopped) > 0, (
-        "no mixed masks, nothing shown"
-    )
+    shadow = follow_case(case, refiner, slow)
     silent = case == "supervised" and slow.config.role == "refine"
     assert (slow.answers == 0) == silent
     assert (shadow.losses == losses_alone(case)) == silent, "the GP changed nothing"
@@ -191,10 +144,8 @@ def test_the_algorithm_with_a_gp_follows_its_equations(case: str, setting: str) 
 
 @pytest.mark.parametrize(("case", "setting"), MEMORY_CASES, ids=str)
 def test_the_gp_may_speak_for_the_memory(case: str, setting: dict[str, Any]) -> None:
-    name, options = MASKED[case]
     refiner, slow = gp(**setting)
-    shadow = follow(name, stream(STEPS), refiner, slow, **options)
-    assert min(shadow.passed, shadow.stopped) > 0
+    follow_case(case, refiner, slow)
     assert slow.answers > 0
 
 
@@ -207,10 +158,8 @@ def test_remixmatch_without_turns_needs_no_head_and_no_images() -> None:
     )
     shown, flat = TinyNetwork(), Flat()
     for step, batch in enumerate(stream(STEPS)):
-        rows = batch._replace(
-            x=batch.x.flatten(1),
-            views={name: view.flatten(1) for name, view in batch.views.items()},
-        )
+        views = {name: view.flatten(1) for name, view in batch.views.items()}
+        rows = batch._replace(x=batch.x.flatten(1), views=views)
         expected = seeded(step, here.step, Networks(shown, shown), batch, Clock(step, STEPS, 2))
         output = seeded(step, there.step, Networks(flat, flat), rows, Clock(step, STEPS, 2))
         assert torch.equal(output.loss, expected.loss)

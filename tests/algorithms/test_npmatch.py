@@ -1,6 +1,5 @@
 """NP-Match, step by step against a slow reading of its equations."""
 
-import copy
 from pathlib import Path
 
 import pytest
@@ -13,23 +12,15 @@ from semigpc.models.neural_process import NeuralProcess
 from semigpc.training import last_result, train
 from semigpc.training.presets import RECIPES
 from semigpc.types import Batch, Clock, ModelOutput, Networks, StepOutput, Task
-from tests.algorithms.references_npmatch import (
-    CONFIG,
-    LAST,
-    ROWS,
-    TASK,
-    Bold,
-    Network,
-    Plain,
-    SlowNPMatch,
-    T,
-    average,
-)
+from tests.addons.test_outside import ORDER
+from tests.algorithms import references_npmatch as slow
+from tests.algorithms.references_npmatch import CONFIG, TASK, Bold, Plain, T
+from tests.algorithms.shadowing import close, same_gradients
 from tests.algorithms.tiny import CLASSES, COUNTS, LABELED, UNLABELED, learn, seeded, stream
 
 
 def networks(seed: int = 0) -> Networks:
-    return Networks(Network(seed), Network(seed + 1))
+    return Networks(slow.Network(seed), slow.Network(seed + 1))
 
 
 def process(pair: Networks) -> NeuralProcess:
@@ -44,36 +35,30 @@ def take(algorithm: NPMatch, pair: Networks, batch: Batch, step: int) -> StepOut
 
 @pytest.mark.parametrize("kind", [Plain, Bold])
 def test_steps_are_those_of_the_equations(kind: type[Plain]) -> None:
-    algorithm, reference = NPMatch(CONFIG, kind(), TASK).double(), SlowNPMatch(CONFIG, kind())
-    algorithm.last_class.copy_(torch.tensor(LAST))
+    algorithm, reference = NPMatch(CONFIG, kind(), TASK).double(), slow.SlowNPMatch(CONFIG, kind())
+    algorithm.last_class.copy_(torch.tensor(slow.LAST))
     pair, shadow, passed = networks(), networks(), 0
     for step, batch in enumerate(stream(4)):
         output = take(algorithm, pair, batch, step)
         loss, terms, probs, believed = seeded(step, reference.step, shadow, batch)
         for name, term in terms.items():
-            torch.testing.assert_close(
-                output.metrics[name], term, rtol=0, atol=1e-7, msg=f"{name} at step {step}"
-            )
-        torch.testing.assert_close(output.loss, loss, rtol=0, atol=1e-7)
+            close(output.metrics[name], term, f"{name} at step {step}")
+        close(output.loss, loss, f"loss at step {step}")
         assert output.pseudo is not None
-        torch.testing.assert_close(output.pseudo.probs, torch.stack(probs), rtol=0, atol=1e-9)
+        close(output.pseudo.probs, torch.stack(probs), f"probs at step {step}", 1e-9)
         assert output.pseudo.mask.tolist() == believed
         assert algorithm.last_class.tolist() == reference.last
-        gradients, expected = learn(pair, output.loss), learn(shadow, loss)
-        for name, value in expected.items():
-            torch.testing.assert_close(
-                gradients[name], value, rtol=0, atol=1e-7, msg=f"gradient of {name} at step {step}"
-            )
+        same_gradients(learn(pair, output.loss), learn(shadow, loss), f"step {step}")
         made = process(pair)
         for name in ("contexts", "latents"):
             mean, rows = getattr(made, name).mean(), getattr(reference, name)
-            torch.testing.assert_close(mean, average(rows), rtol=0, atol=1e-9)
+            torch.testing.assert_close(mean, slow.average(rows), rtol=0, atol=1e-9)
         passed += sum(believed)
     assert passed > 0
     assert reference.unsure > 0, "some are stopped by a class threshold"
     assert reference.uncertain > 0, "and some by their entropy"
-    assert reference.last != list(LAST)
-    assert int(process(pair).contexts.written) > ROWS
+    assert reference.last != list(slow.LAST)
+    assert int(process(pair).contexts.written) > slow.ROWS
 
 
 def test_a_batch_is_judged_by_thresholds_from_before_it_and_the_entropy() -> None:
@@ -102,21 +87,6 @@ def test_a_image_that_stands_twice_in_a_batch_keeps_its_last_class() -> None:
     assert algorithm.last_class[:6].tolist() == [3, -1, -1, -1, -1, 2]
 
 
-def test_a_loaded_state_takes_the_same_next_step_bit_for_bit() -> None:
-    algorithm, pair, batches = NPMatch(CONFIG, Plain(), TASK), networks(), stream(5)
-    for step, batch in enumerate(batches[:4]):
-        learn(pair, take(algorithm, pair, batch, step).loss)
-    again, others = NPMatch(CONFIG, Plain(), TASK), networks(seed=5)
-    again.load_state_dict(copy.deepcopy(algorithm.state_dict()))
-    for network, saved in zip(others, pair, strict=True):
-        network.load_state_dict(copy.deepcopy(saved.state_dict()))
-    one, two = take(algorithm, pair, batches[4], 4), take(again, others, batches[4], 4)
-    assert torch.equal(one.loss, two.loss)
-    here, there = learn(pair, one.loss), learn(others, two.loss)
-    assert all(torch.equal(here[name], there[name]) for name in here)
-    assert torch.equal(algorithm.last_class, again.last_class)
-
-
 def test_it_answers_by_the_process_and_the_linear_classifier_learns_nothing() -> None:
     algorithm, pair, batch = NPMatch(CONFIG, Plain(), TASK), networks(), stream(1)[0]
     gradients = learn(pair, take(algorithm, pair, batch, 0).loss)
@@ -124,13 +94,10 @@ def test_it_answers_by_the_process_and_the_linear_classifier_learns_nothing() ->
     for name, value in gradients.items():
         assert float(value.abs().max()) > 0 or "heads" not in name or not name.endswith("weight")
     output = pair.teacher.eval()(batch.x)
-    assert torch.equal(algorithm.answer(output), output.heads["neural_process"])
-    assert torch.equal(algorithm.answer(pair.teacher(batch.x)), algorithm.answer(output)), (
-        "the same every time"
-    )
-    torch.testing.assert_close(
-        algorithm.answer(output).exp().sum(dim=1), torch.ones(LABELED, dtype=torch.float64)
-    )
+    answer = algorithm.answer(output)
+    assert torch.equal(answer, output.heads["neural_process"])
+    assert torch.equal(algorithm.answer(pair.teacher(batch.x)), answer), "the same every time"
+    torch.testing.assert_close(answer.exp().sum(dim=1), torch.ones(LABELED, dtype=torch.float64))
 
 
 class Replacing(Plain):
@@ -182,9 +149,8 @@ class Meddling(AddOn):
         self, step: Step, logits: Tensor, targets: Tensor, mask: Tensor | None = None
     ) -> Tensor:
         self.asked.append("unlabeled_loss")
-        assert torch.equal(
-            targets.view(T, UNLABELED), (torch.arange(UNLABELED) % CLASSES).expand(T, UNLABELED)
-        )
+        expected = (torch.arange(UNLABELED) % CLASSES).expand(T, UNLABELED)
+        assert torch.equal(targets.view(T, UNLABELED), expected)
         assert mask is not None
         assert mask.all()
         return logits.new_tensor(5.0)
@@ -202,14 +168,7 @@ def test_an_add_on_is_asked_in_order_and_heard() -> None:
     addon = Meddling()
     algorithm, plain = NPMatch(CONFIG, Plain(), TASK, addon), NPMatch(CONFIG, Plain(), TASK)
     output, bare = (take(made, networks(), stream(1)[0], 0) for made in (algorithm, plain))
-    assert addon.asked == [
-        "weak",
-        "opinion",
-        "targets",
-        "labeled_loss",
-        "unlabeled_loss",
-        "extra_loss",
-    ]
+    assert addon.asked == ORDER
     assert output.pseudo is not None
     assert output.pseudo.probs.argmax(dim=1).tolist() == [b % CLASSES for b in range(UNLABELED)]
     torch.testing.assert_close(output.metrics["loss_x"], 2 * bare.metrics["loss_x"])
@@ -235,17 +194,13 @@ def test_a_network_without_a_process_and_a_task_without_images_are_refused() -> 
         NPMatch(CONFIG, Plain(), Task(torch.tensor(COUNTS), LABELED, UNLABELED))
     pair = networks()
     del pair.student.heads["neural_process"]  # type: ignore[operator, union-attr]
-    with pytest.raises(
-        ValueError,
-        match=r"needs a network with a head 'neural_process'; this one has none\. Build it",
-    ):
+    with pytest.raises(ValueError, match=r"a head 'neural_process'; this one has none\. Build it"):
         NPMatch(CONFIG, Plain(), TASK).step(pair, stream(1)[0], Clock(0, 20, 4))
 
 
 @pytest.mark.slow
 def test_it_learns_long_tailed_digits(tmp_path: Path) -> None:
+    settings = ["steps=60", "ema=0.9", "eval_steps=60", "checkpoint_steps=60"]
     experiment = RECIPES["digits"](algorithm="npmatch", refiner="none", seed=0)
-    short = experiment.override(
-        ["train.steps=60", "train.ema=0.9", "train.eval_steps=60", "train.checkpoint_steps=60"]
-    )
+    short = experiment.override([f"train.{setting}" for setting in settings])
     assert last_result(train(short, tmp_path / "run"))["top1"] > 0.4, "ten classes"
