@@ -1,6 +1,5 @@
 """One battery over every buffer, then what each is for."""
 
-from collections import Counter
 from collections.abc import Callable
 
 import pytest
@@ -41,13 +40,11 @@ def test_holds_what_it_promises_through_many_writes(
     kind: str, capacity: int, n_classes: int, generator: torch.Generator
 ) -> None:
     buffer, slow = BUFFERS[kind](capacity, n_classes), Slow(kind, capacity, n_classes)
-    contents = torch.full(
-        (capacity,), -1
-    )  # what somebody who follows the answers holds: numbers of arrival
+    # what somebody who follows the answers holds: numbers of arrival
+    contents = torch.full((capacity,), -1)
     for step in range(120):
-        size = int(
-            torch.randint(1, 50 if step % 10 == 9 else 9, (), generator=generator)
-        )  # now and then > capacity
+        most = 50 if step % 10 == 9 else 9  # now and then > capacity
+        size = int(torch.randint(1, most, (), generator=generator))
         classes = n_classes - 1 if step < 60 else n_classes  # the last class is late
         labels = torch.randint(classes, (size,), generator=generator)
         arrivals = torch.arange(size) + slow.arrived
@@ -56,16 +53,14 @@ def test_holds_what_it_promises_through_many_writes(
         assert len(set(written.slots.tolist())) == len(written.slots)
         contents[written.slots] = arrivals[written.rows]
 
-        assert sorted(contents[contents >= 0].tolist()) == sorted(
-            arrival for _, arrival in slow.held
-        )
+        held = sorted(arrival for _, arrival in slow.held)
+        assert sorted(contents[contents >= 0].tolist()) == held
         assert torch.equal(buffer.entries.indices, contents)
         assert torch.equal(buffer.entries.times, contents)
         assert len(buffer) == len(slow.held)
-        counts = Counter(label for label, _ in slow.held)
-        assert buffer.entries.class_counts().tolist() == [
-            counts[label] for label in range(n_classes)
-        ]
+        labels_held = [label for label, _ in slow.held]
+        counts = [labels_held.count(label) for label in range(n_classes)]
+        assert buffer.entries.class_counts().tolist() == counts
 
 
 @every_buffer
@@ -115,9 +110,8 @@ def test_a_plan_changes_nothing_and_a_commit_is_a_write(
     planned, written = make(20, 4), make(20, 4)
     for _ in range(20):
         labels = torch.randint(4, (6,), generator=generator)
-        planned.plan(
-            torch.randint(4, (9,), generator=generator)
-        )  # of a batch that something else could not accept
+        # of a batch that something else could not accept
+        planned.plan(torch.randint(4, (9,), generator=generator))
         plan = planned.plan(labels)
         planned.commit(plan, labels, None)
         for one, other in zip(plan, written.write(labels), strict=True):
@@ -136,10 +130,7 @@ def test_stays_on_the_cpu_when_the_module_moves(make: Callable[[int, int], Buffe
 
 @every_buffer
 def test_refuses_indices_that_do_not_fit(make: Callable[[int, int], Buffer]) -> None:
-    with pytest.raises(
-        ValueError,
-        match=r"indices must be int64 of shape \(2,\), one per label; got torch\.int64 \(3,\)",
-    ):
+    with pytest.raises(ValueError, match=r"indices .* shape \(2,\), .*; got torch\.int64 \(3,\)"):
         make(20, 4).write(torch.tensor([0, 1]), torch.tensor([5, 6, 7]))
 
 
@@ -180,9 +171,7 @@ def test_capacities_of_the_papers_rings() -> None:
 
 
 def test_balanced_needs_a_slot_for_every_class() -> None:
-    with pytest.raises(
-        ValueError, match="capacity must be at least n_classes, one slot per class; got 3 < 4"
-    ):
+    with pytest.raises(ValueError, match="at least n_classes, one slot per class; got 3 < 4"):
         BalancedBuffer(3, 4)
 
 

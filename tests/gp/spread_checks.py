@@ -1,4 +1,4 @@
-"""Run as one of two processes by test_spread.py: every statement holds on each of them."""
+"""Run as one of two processes by test_ensemble.py: every statement holds on each of them."""
 
 from functools import partial
 

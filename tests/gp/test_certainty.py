@@ -28,9 +28,8 @@ def test_the_expected_probability_is_that_of_many_draws(
 ) -> None:
     logits = 3 * torch.randn(8, n_classes, generator=generator, dtype=torch.float64)
     spread = 6 * torch.rand(8, n_classes, generator=generator, dtype=torch.float64)
-    classes = torch.cat(
-        [logits.argmax(dim=1)[:5], torch.randint(n_classes, (3,), generator=generator)]
-    )
+    others = torch.randint(n_classes, (3,), generator=generator)
+    classes = torch.cat([logits.argmax(dim=1)[:5], others])
     expected = brute_force(logits, spread, classes, generator)
     errors = (expected_probability(logits, spread, classes) - expected).abs()
     assert float(errors.max()) < 0.015
@@ -48,9 +47,8 @@ def test_without_spread_it_is_the_softmax_and_with_much_of_it_one_over_the_class
     none, much = torch.zeros_like(logits), torch.full_like(logits, 1000.0)
     softmax = torch.softmax(logits, dim=1).amax(dim=1)
     assert_near(expected_probability(logits, none, classes), softmax, atol=1e-12)
-    assert_near(
-        expected_probability(logits, much, classes), torch.full((6,), 0.2).double(), atol=0.02
-    )
+    fifth = torch.full((6,), 0.2, dtype=torch.float64)
+    assert_near(expected_probability(logits, much, classes), fifth, atol=0.02)
 
 
 def test_a_sure_class_becomes_less_sure_with_the_variance_while_the_largest_of_all_becomes_surer(
@@ -61,10 +59,8 @@ def test_a_sure_class_becomes_less_sure_with_the_variance_while_the_largest_of_a
     for s in (0.1, 1.0, 3.0, 10.0):
         spread = torch.full_like(logits, s)
         named.append(float(expected_probability(logits, spread, torch.tensor([0]))))
-        draws = torch.softmax(
-            logits + s * torch.randn(20_000, 4, generator=generator, dtype=torch.float64), dim=1
-        )
-        largest.append(float(draws.amax(dim=1).mean()))
+        noise = s * torch.randn(20_000, 4, generator=generator, dtype=torch.float64)
+        largest.append(float(torch.softmax(logits + noise, dim=1).amax(dim=1).mean()))
     assert named == sorted(named, reverse=True)
     assert named[0] - named[-1] > 0.4
     assert largest[-1] > 0.9 > largest[1], "which is why it is no confidence"
@@ -105,9 +101,8 @@ def test_close_neighbours_explain_as_much_as_the_docstring_says() -> None:
         shares.append(float(explained_share(engine.variance(here), engine.kernel.diagonal(here))))
     assert shares == pytest.approx([1 / 1.1, 2 / 2.1], abs=1e-12)
     assert float(explained_share(engine.variance(far), engine.kernel.diagonal(far))) == 0
-    assert explained_share(torch.zeros(1), torch.zeros(1)).item() == 0, (
-        "where there is no variance, nothing is explained"
-    )
+    # where there is no variance, nothing is explained
+    assert explained_share(torch.zeros(1), torch.zeros(1)).item() == 0
 
 
 def test_beside_one_neighbour_a_class_is_less_sure_than_beside_two() -> None:
@@ -151,9 +146,7 @@ def test_a_weight_counts_as_so_many_rows() -> None:
 
 def test_equal_evidence_is_that_of_the_classes_that_are_present() -> None:
     assert class_scales(torch.tensor([6.0, 6.0])).tolist() == [1, 1]
-    assert class_scales(torch.tensor([6.0, 6.0, 0.0])).tolist() == [1, 1, 0], (
-        "no label, no evidence"
-    )
+    assert class_scales(torch.tensor([6.0, 6.0, 0.0])).tolist() == [1, 1, 0], "no label"
     some = class_scales(torch.tensor([[16.0, 4.0, 4.0], [0.0, 3.0, 0.0], [0.0, 0.0, 0.0]]))
     assert some[0].tolist() == pytest.approx([0.5**0.5, 2**0.5, 2**0.5])
     assert some[1:].tolist() == [[0, 1, 0], [0, 0, 0]]

@@ -10,14 +10,8 @@ from tests.gp.streams import assert_near, clusters
 
 
 def error_of_the_mean(engine: ExactGP, queries: Tensor) -> float:
-    held = engine.occupied
-    mean, _ = posterior(
-        queries.double(),
-        engine.features[held],
-        engine.targets[held],
-        engine.kernel,
-        engine.noise_std,
-    )
+    rows = engine.features[engine.occupied], engine.targets[engine.occupied]
+    mean, _ = posterior(queries.double(), *rows, engine.kernel, engine.noise_std)
     return float((engine.mean(queries.double()) - mean).abs().max())
 
 
@@ -33,9 +27,8 @@ def test_tight_clusters_stay_true_for_twenty_turnovers(
     draw = clusters(generator, width=32, spread=spread, dtype=torch.float32)
     engine = ExactGP(size, 32, 4, kernel=RBF(length_scale=0.316), noise_std=noise_variance**0.5)
     engine.replace(torch.arange(size), *draw(size))
-    eigenvalues = torch.linalg.eigvalsh(
-        kernel_matrix(engine.features, engine.kernel, engine.noise_std)
-    )
+    K = kernel_matrix(engine.features, engine.kernel, engine.noise_std)
+    eigenvalues = torch.linalg.eigvalsh(K)
     assert eigenvalues[-1] / eigenvalues[0] >= condition
     for step in range(20 * size // batch):
         engine.replace((torch.arange(batch) + batch * step) % size, *draw(batch))
@@ -56,9 +49,8 @@ def test_contradictory_labels_at_coincident_points_stay_true(
     for _ in range(200):
         slots = torch.randperm(100, generator=generator)[:8]
         labels = torch.randint(2, (8,), generator=generator)
-        engine.replace(
-            slots, points[torch.randint(5, (8,), generator=generator)], torch.eye(2)[labels]
-        )
+        rows = points[torch.randint(5, (8,), generator=generator)]
+        engine.replace(slots, rows, torch.eye(2)[labels])
         assert error_of_the_mean(engine, points) < 1e-5
     weights = engine.label_weights(points.double())
     assert_near(weights @ engine.targets, engine.mean(points.double()), atol=1e-5)

@@ -2,6 +2,8 @@
 chosen in proportion to what is left unexplained, never twice, and make the Nystrom kernel.
 """
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -17,11 +19,12 @@ from semigpc.gp.conjugate_gradients import (
 from tests.gp.streams import assert_near, clusters
 
 KERNELS = [RBF(length_scale=1.3, output_scale=2.0), Laplace(length_scale=2.0), Cosine(), NTK()]
+KERNEL = RBF(length_scale=0.5)
 
 
 def system(generator: torch.Generator, size: int = 200) -> tuple[Tensor, Tensor, Tensor]:
     features, targets = clusters(generator)(size)
-    return features, kernel_matrix(features, RBF(length_scale=0.5), 0.3), targets
+    return features, kernel_matrix(features, KERNEL, 0.3), targets
 
 
 def identity(residual: Tensor) -> Tensor:
@@ -32,10 +35,23 @@ def never(_: Tensor) -> Tensor:
     raise AssertionError("a product that is not needed")
 
 
+def solved_from_zero(
+    K: Tensor, y: Tensor, goals: Tensor, most: int = 500, preconditioner: Any = identity
+) -> Any:
+    zero = torch.zeros_like(y)
+    return solve(lambda x: K @ x, preconditioner, zero, y, goals, max_iterations=most)
+
+
+def landmarks(features: Tensor, noise_variance: float, rank: int) -> LandmarkPreconditioner:
+    held = torch.ones(len(features), dtype=torch.bool)
+    options: Any = {"noise_variance": noise_variance, "rank": rank, "seed": 0}
+    return LandmarkPreconditioner(features, held, KERNEL, **options)
+
+
 def test_every_column_reaches_its_own_goal(generator: torch.Generator) -> None:
     _, K, y = system(generator)
     goals = torch.linalg.vector_norm(y, dim=0) * torch.tensor([1e-2, 1e-4, 1e-6, 1e-8])
-    solved = solve(lambda x: K @ x, identity, torch.zeros_like(y), y, goals, max_iterations=500)
+    solved = solved_from_zero(K, y, goals)
     assert solved.converged
     true = y - K @ solved.x
     assert (torch.linalg.vector_norm(true, dim=0) <= 1.01 * goals).all()
@@ -53,11 +69,10 @@ def test_a_start_that_is_good_enough_takes_no_product(generator: torch.Generator
 
 def test_dependent_and_empty_right_hand_sides_do_no_harm(generator: torch.Generator) -> None:
     _, K, y = system(generator)
-    y = torch.cat(
-        [y, y.sum(dim=1, keepdim=True), torch.zeros(200, 1)], dim=1
-    )  # ones, which the targets sum to; and no target
+    # ones, which the targets sum to; and no target
+    y = torch.cat([y, y.sum(dim=1, keepdim=True), torch.zeros(200, 1)], dim=1)
     goals = 1e-10 * torch.linalg.vector_norm(y, dim=0)
-    solved = solve(lambda x: K @ x, identity, torch.zeros_like(y), y, goals, max_iterations=500)
+    solved = solved_from_zero(K, y, goals)
     assert solved.converged
     assert_near(solved.x, torch.linalg.solve(K, y), atol=1e-7)
     assert not solved.x[:, -1].any()
@@ -68,26 +83,15 @@ def test_running_out_of_iterations_and_overflow_are_not_called_convergence(
 ) -> None:
     _, K, y = system(generator)
     goals = torch.full((4,), 1e-12)
-    assert not solve(
-        lambda x: K @ x, identity, torch.zeros_like(y), y, goals, max_iterations=3
-    ).converged
-    broken = solve(
-        lambda x: K @ x * torch.nan, identity, torch.zeros_like(y), y, goals, max_iterations=30
-    )
-    assert not broken.converged
+    assert not solved_from_zero(K, y, goals, most=3).converged
+    assert not solved_from_zero(K * torch.nan, y, goals, most=30).converged
 
 
 def test_landmarks_save_most_of_the_products(generator: torch.Generator) -> None:
     features, K, y = system(generator, 400)
-    held = torch.ones(400, dtype=torch.bool)
-    preconditioner = LandmarkPreconditioner(
-        features, held, RBF(length_scale=0.5), noise_variance=0.09, rank=300, seed=0
-    )
     goals = 1e-8 * torch.linalg.vector_norm(y, dim=0)
-    plain = solve(lambda x: K @ x, identity, torch.zeros_like(y), y, goals, max_iterations=500)
-    helped = solve(
-        lambda x: K @ x, preconditioner, torch.zeros_like(y), y, goals, max_iterations=500
-    )
+    plain = solved_from_zero(K, y, goals)
+    helped = solved_from_zero(K, y, goals, preconditioner=landmarks(features, 0.09, 300))
     assert helped.converged
     assert helped.iterations < plain.iterations / 3
 
@@ -96,16 +100,13 @@ def test_the_preconditioner_inverts_its_own_matrix_through_changes_of_rows(
     generator: torch.Generator,
 ) -> None:
     features, _, _ = system(generator)
-    kernel, held = RBF(length_scale=0.5), torch.ones(200, dtype=torch.bool)
-    preconditioner = LandmarkPreconditioner(
-        features, held, kernel, noise_variance=0.09, rank=40, seed=0
-    )
-    landmarks = features[preconditioner.anchors].clone()
+    preconditioner = landmarks(features, 0.09, 40)
+    anchors = features[preconditioner.anchors].clone()
     features[10:30] = clusters(generator)(20)[0]
     preconditioner.replace(torch.arange(10, 30), features[10:30])
     preconditioner.replace(torch.arange(180, 200), None)
-    cross = kernel(features[:180], landmarks)
-    nystrom = cross @ torch.linalg.solve(kernel(landmarks, landmarks), cross.mT)
+    cross = KERNEL(features[:180], anchors)
+    nystrom = cross @ torch.linalg.solve(KERNEL(anchors, anchors), cross.mT)
     M = nystrom + 0.09 * torch.eye(180, dtype=torch.float64)
     x = torch.randn(180, 3, generator=generator, dtype=torch.float64)
     assert_near(preconditioner(M @ x), x, atol=1e-6)
@@ -116,18 +117,13 @@ def test_landmarks_are_chosen_anew_once_a_turnover_or_when_rows_fit_them_badly(
     generator: torch.Generator,
 ) -> None:
     features, _, _ = system(generator)
-    kernel, held = RBF(length_scale=0.5), torch.ones(200, dtype=torch.bool)
-    preconditioner = LandmarkPreconditioner(
-        features, held, kernel, noise_variance=0.01, rank=150, seed=0
-    )
+    preconditioner = landmarks(features, 0.01, 150)
     assert not preconditioner.is_stale(200)
     preconditioner.replace(torch.arange(100), features[:100])
     assert not preconditioner.is_stale(200)
     preconditioner.replace(torch.arange(100), features[:100])
     assert preconditioner.is_stale(200)  # as many rows as there were
-    preconditioner = LandmarkPreconditioner(
-        features, held, kernel, noise_variance=0.01, rank=150, seed=0
-    )
+    preconditioner = landmarks(features, 0.01, 150)
     preconditioner.replace(torch.arange(60), torch.eye(16, dtype=torch.float64).repeat(4, 1)[:60])
     assert preconditioner.is_stale(200)  # rows from elsewhere
 

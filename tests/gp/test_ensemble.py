@@ -14,6 +14,7 @@ from semigpc.gp import RBF, EnsembleGP, ExactGP, NotPositiveDefiniteError
 from semigpc.gp.ensemble import member_capacities, member_slots
 from semigpc.refiners.buffers import BalancedBuffer, FIFOBuffer
 from tests.gp.streams import assert_near, clusters, failing_once
+from tests.training.together import run_all
 
 WIDTH, CLASSES, NOISE_STD = 16, 4, 0.3
 KERNEL = RBF(length_scale=0.5)
@@ -146,14 +147,6 @@ def test_a_member_without_data_near_a_query_dilutes_only_the_plain_mean() -> Non
     assert answers["mean"] == pytest.approx(knowing / 2)
     assert answers["precision"] == pytest.approx(knowing * sure / (sure + unsure))
     assert answers["precision"] > 0.85 * knowing
-
-
-def test_far_from_all_rows_the_answer_is_the_prior(generator: torch.Generator) -> None:
-    ensemble, draw = make(30), clusters(generator)
-    ensemble.replace(torch.arange(30), *draw(30))
-    far = torch.full((2, WIDTH), 10.0, dtype=torch.float64)
-    torch.testing.assert_close(ensemble.mean(far), torch.zeros(2, CLASSES).double())
-    torch.testing.assert_close(ensemble.variance(far), torch.ones(2).double())
 
 
 def test_the_average_is_differentiable_and_the_weighted_mean_with_weights_held(
@@ -317,3 +310,8 @@ def test_the_papers_outlook_of_five_times_16300_rows_costs_little_until_it_fills
     ensemble.replace(torch.arange(64), features, targets)
     assert ensemble.mean(features[:4]).argmax(dim=1).equal(targets[:4].argmax(dim=1))
     assert resident_bytes() - before < 1.5e9
+
+
+@pytest.mark.nightly
+def test_members_on_two_processes_answer_as_one_ensemble() -> None:
+    run_all("tests.gp.spread_checks")

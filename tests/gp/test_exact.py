@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.references import kernel_matrix, posterior
+from benchmarks.references import append_rows, drop_oldest_rows, kernel_matrix, posterior
 from semigpc.gp import KERNELS, RBF, Clipped, ExactGP, Kernel, Laplace
 from semigpc.gp import tiles as tiles_module
 from semigpc.refiners.buffers import BalancedBuffer, FIFOBuffer
@@ -126,34 +126,6 @@ def test_repeated_rows_and_unchanged_rows_do_no_harm(generator: torch.Generator)
     assert_near(engine.mean(features), before, atol=1e-12)
 
 
-def test_permuting_the_slots_changes_nothing(generator: torch.Generator) -> None:
-    draw = clusters(generator)
-    features, targets = draw(40)
-    queries = draw(10)[0]
-    one, other = make(40), make(40)
-    one.replace(torch.arange(40), features, targets)
-    other.replace(torch.randperm(40, generator=generator), features, targets)
-    assert_near(one.mean(queries), other.mean(queries), atol=1e-12)
-
-
-def test_label_weights_times_targets_are_the_mean(generator: torch.Generator) -> None:
-    engine, draw = make(64), clusters(generator)
-    engine.replace(torch.arange(40), *draw(40))
-    queries = draw(10)[0]
-    mean = engine.mean(queries)
-    assert_near(engine.label_weights(queries) @ engine.targets, mean, atol=1e-12)
-
-
-def test_leave_out_equals_asking_before_the_entries_went_in(generator: torch.Generator) -> None:
-    engine, draw = make(64), clusters(generator)
-    engine.replace(torch.arange(30), *draw(30))
-    features, targets = draw(6)
-    before = engine.mean(features)
-    slots = torch.tensor([50, 31, 40, 33, 63, 35])
-    engine.replace(slots, features, targets)
-    assert_near(engine.leave_block_out(slots).mean, before, atol=1e-10)
-
-
 def test_an_engine_used_in_inference_mode_can_be_changed_outside_of_it(
     generator: torch.Generator,
 ) -> None:
@@ -211,3 +183,33 @@ def test_queries_that_are_trusted_are_not_checked_and_their_mean_is_not_a_number
     with pytest.raises(ValueError, match="queries must be finite"):
         engine.mean(queries)
     assert engine.mean(queries, trusted=True).isnan().any(dim=1).tolist() == [False, True, False]
+
+
+# The textbook paths agree with a direct inverse, so that they may serve as references -------------
+
+
+def test_the_papers_block_rule_equals_a_fresh_inverse(generator: torch.Generator) -> None:
+    draw = clusters(generator)
+    features, _ = draw(40)
+    K = kernel_matrix(features, RBF(), 0.3)
+    K_inv = torch.linalg.inv(K)
+    dropped = drop_oldest_rows(K_inv, 8)
+    assert_near(dropped, torch.linalg.inv(K[8:, 8:]), atol=1e-10)
+    torch.testing.assert_close(
+        append_rows(dropped, K[8:, :8], K[:8, :8]).diagonal().sum(), K_inv.diagonal().sum()
+    )
+    grown = append_rows(torch.linalg.inv(K[:32, :32]), K[:32, 32:], K[32:, 32:])
+    assert_near(grown, K_inv, atol=1e-10)
+
+
+def test_posterior_interpolates_without_noise_and_forgets_far_away(
+    generator: torch.Generator,
+) -> None:
+    draw = clusters(generator, spread=1.0)
+    features, targets = draw(20)
+    mean, variance = posterior(features, features, targets, RBF(), 1e-4)
+    assert_near(mean, targets, atol=1e-5)
+    assert variance.abs().max() < 1e-6
+    mean, variance = posterior(100 + features, features, targets, RBF(), 1e-4)
+    assert mean.abs().max() == 0
+    assert (variance == 1).all()

@@ -34,14 +34,11 @@ def slow_value(kernel: Kernel, a: Tensor, b: Tensor) -> float:
     if isinstance(kernel, Clipped):
         inner = slow_value(kernel.kernel, a, b)
         return inner if inner > kernel.threshold else 0.0
+    apart = float((a - b).square().sum())
     if isinstance(kernel, RBF):
-        return kernel.output_scale * math.exp(
-            -float((a - b).square().sum()) / (2 * kernel.length_scale**2)
-        )
+        return kernel.output_scale * math.exp(-apart / (2 * kernel.length_scale**2))
     if isinstance(kernel, Laplace):
-        return kernel.output_scale * math.exp(
-            -math.sqrt(float((a - b).square().sum())) / kernel.length_scale
-        )
+        return kernel.output_scale * math.exp(-math.sqrt(apart) / kernel.length_scale)
     if isinstance(kernel, Cosine):
         return kernel.output_scale * float(a @ b) / math.sqrt(float(a @ a) * float(b @ b))
     return float(kernel(a.unsqueeze(0), b.unsqueeze(0)))
@@ -50,16 +47,14 @@ def slow_value(kernel: Kernel, a: Tensor, b: Tensor) -> float:
 @pytest.mark.parametrize("kernel", EVERY_KERNEL, ids=str)
 def test_it_is_a_sum_of_kernels(kernel: Kernel) -> None:
     generator = torch.Generator().manual_seed(0)
-    points, queries = (
-        torch.randn(rows, 6, generator=generator, dtype=torch.float64) / 2 for rows in (9, 5)
-    )
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    points, queries, weights, scales = draw(9, 6) / 2, draw(5, 6) / 2, draw(9, 3), draw(3)
     queries[0] = points[0]  # distance 0
-    weights, scales = (
-        torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in ((9, 3), (3,))
-    )
-    K = torch.tensor(
-        [[slow_value(kernel, a, b) for b in points] for a in queries], dtype=torch.float64
-    )
+    slow = [[slow_value(kernel, a, b) for b in points] for a in queries]
+    K = torch.tensor(slow, dtype=torch.float64)
     said = KernelHead(kernel, Expansion(points, weights), scales=scales)(queries)
     assert_near(said, (K @ weights) * scales, atol=2e-7)  # the root at distance 0; 1e-12 elsewhere
     assert_near(said[1:], ((K @ weights) * scales)[1:], atol=1e-12)
@@ -87,9 +82,8 @@ def test_queries_are_put_on_the_sphere_if_asked() -> None:
 
 def test_large_weights_that_cancel_keep_their_digits() -> None:
     generator = torch.Generator().manual_seed(2)
-    points = torch.nn.functional.normalize(
-        torch.randn(1, 32, generator=generator) + 1e-4 * torch.randn(400, 32), dim=1
-    )
+    noise = torch.randn(400, 32, generator=generator)
+    points = nn.functional.normalize(torch.randn(1, 32, generator=generator) + 1e-4 * noise, dim=1)
     weights = 1e4 * torch.tensor([1.0, -1.0], dtype=torch.float64).repeat(200).unsqueeze(1)
     queries = points[:50] + 1e-4
     K = RBF()(queries.double(), points.double())

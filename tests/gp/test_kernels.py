@@ -89,9 +89,8 @@ def test_laplace_is_exponential_in_the_distance() -> None:
 
 def test_cosine_ignores_length_and_gives_zero_vectors_nothing() -> None:
     x = torch.tensor([[2.0, 0.0], [0.0, 0.0], [1.0, 1.0]])
-    torch.testing.assert_close(
-        Cosine()(x, x), torch.tensor([[1.0, 0.0, 0.5**0.5], [0.0, 0.0, 0.0], [0.5**0.5, 0.0, 1.0]])
-    )
+    expected = torch.tensor([[1.0, 0.0, 0.5**0.5], [0.0, 0.0, 0.0], [0.5**0.5, 0.0, 1.0]])
+    torch.testing.assert_close(Cosine()(x, x), expected)
     torch.testing.assert_close(Cosine().diagonal(x), torch.tensor([1.0, 0.0, 1.0]))
 
 
@@ -106,20 +105,15 @@ def test_cosine_takes_directions_over_the_whole_range_of_norms() -> None:
 def test_ntk_is_the_product_of_the_gradients_of_a_linear_layer(points: Tensor) -> None:
     layer = torch.nn.Linear(5, 3).double()
     K = NTK()(points, points)
+
+    def gradient(i: int, c: int) -> Tensor:
+        parts = torch.autograd.grad(layer(points[i])[c], list(layer.parameters()))
+        return torch.cat([part.flatten() for part in parts])
+
     for row, column in ((0, 1), (3, 7), (4, 4)):
         for c in range(3):
-            gradients = [
-                torch.cat(
-                    [
-                        g.flatten()
-                        for g in torch.autograd.grad(layer(points[i])[c], list(layer.parameters()))
-                    ]
-                )
-                for i in (row, column)
-            ]
-            assert float(gradients[0] @ gradients[1]) == pytest.approx(
-                float(K[row, column]), abs=1e-12
-            )
+            product = float(gradient(row, c) @ gradient(column, c))
+            assert product == pytest.approx(float(K[row, column]), abs=1e-12)
 
 
 def test_ntk_needs_a_bias_that_is_not_negative() -> None:

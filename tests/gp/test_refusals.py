@@ -65,13 +65,13 @@ CALLS: dict[str, tuple[Callable[[Any], object], type[Exception], str]] = {
     "class": (lambda e: e.explain(FEATURES, slots(0, 1, 4)), IndexError, r"\[0, 4\); got 0\.\.4"),
     "classes": (lambda e: e.explain(FEATURES, slots(0, 1)), ValueError, r"classes.*\(3,\)"),
     "device": (lambda e: e.mean(FEATURES.to("meta")), ValueError, "on cpu.*got meta"),
-    "size": (
-        lambda e: e.load_state_dict(ExactGP(41, 16, 4).state_dict()),
-        ValueError,
-        r"\(16, 41\)",
-    ),
+    "size": (lambda e: e.load_state_dict(larger()), ValueError, r"\(16, 41\)"),
     "damaged": (lambda e: e.load_state_dict(damaged(e)), ValueError, "damaged"),
 }
+
+
+def larger() -> dict[str, Any]:
+    return ExactGP(41, 16, 4).state_dict()
 
 
 def damaged(engine: ExactGP) -> dict[str, Any]:

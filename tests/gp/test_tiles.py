@@ -72,14 +72,8 @@ def test_changes_kept_aside_count_before_and_after_folding(generator: torch.Gene
     expected = torch.eye(n, dtype=torch.float64)
     x = torch.randn(4, n, generator=generator, dtype=torch.float64)
     slots = torch.tensor([2, 11, 29])
-    for rank in (
-        3,
-        4,
-        3,
-        1,
-        12,
-        2,
-    ):  # fits, fits, folds first, fits, larger than the room there is, fits
+    # fits, fits, folds first, fits, larger than the room there is, fits
+    for rank in (3, 4, 3, 1, 12, 2):
         u = torch.randn(rank, n, generator=generator, dtype=torch.float64)
         sign = -1 if rank % 2 else 1
         inverse.add(*((u, u[:0]) if sign < 0 else (u[:0], u)))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from semigpc.gp import NTK, RBF, ExactGP, NotPositiveDefiniteError
+from tests.gp.streams import assert_near
 from tests.refiners.outputs import CLASSES, ENGINES_OF_24, WIDTH, make, points, said, show
 
 # so that there is something to learn
@@ -50,10 +51,8 @@ def test_after_learning_the_online_rule_goes_on_exactly(generator: torch.Generat
     rows = engine.occupied.nonzero().squeeze(1)
     fresh.replace(rows, engine.features[rows], engine.targets[rows])
     queries = points(8, generator)[0]
-    torch.testing.assert_close(engine.mean(queries), fresh.mean(queries), rtol=0, atol=1e-10)
-    torch.testing.assert_close(
-        engine.variance(queries), fresh.variance(queries), rtol=0, atol=1e-10
-    )
+    assert_near(engine.mean(queries), fresh.mean(queries), atol=1e-10)
+    assert_near(engine.variance(queries), fresh.variance(queries), atol=1e-10)
 
 
 @pytest.mark.parametrize("engine", sorted(ENGINES_OF_24))
@@ -107,25 +106,6 @@ def test_nothing_is_learned_from_too_few_rows(generator: torch.Generator) -> Non
     assert other.engine.kernel == RBF(length_scale=0.05)
 
 
-@pytest.mark.parametrize("options", [{}, {"balanced": True}])
-def test_a_resumed_run_goes_on_to_the_same_bits(
-    options: dict[str, Any], generator: torch.Generator
-) -> None:
-    first, second = (learner(3, **options) for _ in range(2))
-    train(first, generator, 7)
-    assert first.learned["times"] > 0
-    second.load_state_dict(first.state_dict())
-    first.rebuild()  # as saving does
-    assert second.learned == first.learned
-    for _ in range(5):
-        batch = points(5, generator)
-        for refiner in (first, second):
-            show(refiner, *batch)
-    queries = said(points(6, generator)[0])
-    assert second.learned == first.learned
-    assert torch.equal(first.logits(queries), second.logits(queries))
-
-
 def test_a_state_from_before_anything_was_learned_brings_the_configured_kernel_back(
     generator: torch.Generator,
 ) -> None:
@@ -152,14 +132,6 @@ def test_a_kernel_without_a_length_learns_its_noise(generator: torch.Generator) 
     assert isinstance(refiner.engine.kernel, NTK)
     assert set(refiner.learned) == {"times", "output_scale", "noise_std"}
     assert refiner.engine.noise_std / refiner.engine.kernel.output_scale**0.5 < 2
-
-
-def test_casting_the_algorithm_leaves_what_was_learned_as_it_is(generator: torch.Generator) -> None:
-    refiner = learner(4)
-    train(refiner, generator, 4)
-    before = refiner.learned
-    refiner.half()
-    assert refiner.learned == before
 
 
 @pytest.mark.parametrize("refusals", [0, 2, 4])

@@ -75,7 +75,10 @@ def share_of_sure(logits: Tensor) -> float:
     return sure / len(logits)
 
 
-@pytest.mark.parametrize("engine", sorted(ENGINES_OF_24))
+every_engine = pytest.mark.parametrize("engine", sorted(ENGINES_OF_24))
+
+
+@every_engine
 @pytest.mark.parametrize("l2norm", [True, False])
 def test_l_follows_the_distance_to_the_nearest_labelled_row(
     engine: str, l2norm: bool, generator: torch.Generator
@@ -204,7 +207,7 @@ def test_nothing_is_kept_by_a_refiner_that_does_not_tune() -> None:
         assert not [name for name in build(**options).state_dict() if "tuner" in name]
 
 
-@pytest.mark.parametrize("engine", sorted(ENGINES_OF_24))
+@every_engine
 def test_a_tuned_refiner_answers_as_one_that_always_had_these_scales(
     engine: str, generator: torch.Generator
 ) -> None:
@@ -231,8 +234,10 @@ def test_a_tuned_refiner_answers_as_one_that_always_had_these_scales(
     [
         {},
         {"balanced": True},
-        {"learn": "leave_one_out", "learn_steps": 9},
+        {"learn": "leave_one_out", "learn_steps": 7},
+        {"learn": "leave_one_out", "learn_steps": 7, "balanced": True},
         {"engine": ENGINES_OF_24["ensemble"]},
+        {"engine": ENGINES_OF_24["matrix_free"]},
     ],
     ids=str,
 )
@@ -244,13 +249,15 @@ def test_a_resumed_refiner_goes_on_and_tunes_to_the_same_bits(
     whole.rebuild()  # as saving does
     state = state_of(whole)
     resumed.load_state_dict(state)
-    assert scales(resumed) == scales(whole)
+    assert (scales(resumed), resumed.learned) == (scales(whole), whole.learned)
+    assert whole.learned is None or whole.learned["times"] > 0
     tuned = scales(whole)
     # fewer than 512: what was seen before the break counts too
     batches = list(stream(EVERY, generator, views=5))
     for ours, theirs in zip(steps_of(whole, batches), steps_of(resumed, batches), strict=True):
         assert torch.equal(ours, theirs)
     assert scales(resumed) == scales(whole) != tuned, "there was another look"
+    assert resumed.learned == whole.learned
     assert unchanged(resumed, state_of(whole))
 
 
@@ -320,8 +327,11 @@ def test_a_length_scale_that_the_engine_rejects_is_not_taken(
     assert scales(refiner)[1] != auto_logit_scale(3), "lambda follows all the same"
 
 
-def test_casting_the_algorithm_changes_no_scale(generator: torch.Generator) -> None:
-    refiner = build()
+@pytest.mark.parametrize("options", [{}, {"learn": "leave_one_out", "learn_steps": 4}])
+def test_casting_the_algorithm_changes_no_scale(
+    options: dict[str, Any], generator: torch.Generator
+) -> None:
+    refiner = build(**options)
     steps_of(refiner, stream(WARMUP + 1, generator))
     before = state_of(refiner)
     refiner.to(torch.float16).double()
