@@ -1,17 +1,59 @@
-"""Downloads of archives: whole and checked, or nothing under the final name."""
+"""Archives: downloaded whole and checked or not at all, and unpacked with nothing half done."""
 
+import gzip
 import hashlib
+import io
+import shutil
+import tarfile
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from semigpc.data.cifar import ARCHIVES, Archive, download, fetch
+from semigpc.data.cifar import ARCHIVES, Archive, download, extract, fetch
 from semigpc.io.errors import DataError, WriteError
-from tests.data.tar_samples import CONTENT, names
+
+
+def entry(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.TarInfo:
+    member = tarfile.TarInfo(name)
+    member.type, member.linkname = kind, link
+    return member
+
+
+def packed(*entries: tuple[tarfile.TarInfo, bytes]) -> bytes:
+    """A tar file, not yet compressed."""
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as tar:
+        for member, content in entries:
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return file.getvalue()
+
+
+NOISE = np.random.default_rng(0).bytes(600_000)  # more than two blocks, and it does not compress
+GOOD = (
+    (entry("set", tarfile.DIRTYPE), b""),
+    (entry("set/a.bin"), NOISE),
+    (entry("set/deep/b.txt"), b"b"),
+    (entry("other/c.txt"), b"c"),
+)
+CONTENT = gzip.compress(packed(*GOOD), mtime=0)
+
+
+def names(folder: Path) -> list[str]:
+    """What lies in a folder."""
+    return sorted(path.name for path in folder.iterdir())
+
+
+def written(folder: Path, content: bytes) -> Path:
+    """An archive with that content."""
+    path = folder / "x.tar.gz"
+    path.write_bytes(content)
+    return path
 
 
 class Server(HTTPServer):
@@ -136,3 +178,98 @@ def test_fetching_is_downloading_and_unpacking(
         assert fetch(source, tmp_path) == tmp_path / "set"
     assert names(tmp_path) == ["set", "set.tar.gz"]
     assert server.requests == 1
+
+
+# Unpacking ----------------------------------------------------------------------------------------
+
+
+SOURCE = Archive("http://127.0.0.1:9/x.tar.gz", "x.tar.gz", "", 0, "set")
+
+
+def test_the_folder_that_is_wanted_is_unpacked_and_nothing_else(tmp_path: Path) -> None:
+    archive, folder = written(tmp_path, CONTENT), tmp_path / "new"
+    assert extract(SOURCE, archive, folder) == folder / "set"
+    assert names(folder) == ["set"]
+    assert names(folder / "set") == ["a.bin", "deep"]
+    assert (folder / "set" / "a.bin").read_bytes() == NOISE
+    assert (folder / "set" / "deep" / "b.txt").read_bytes() == b"b"
+
+
+def test_a_folder_that_is_there_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "set").mkdir()
+    assert extract(SOURCE, tmp_path / "no archive is needed", tmp_path) == tmp_path / "set"
+    assert names(tmp_path / "set") == []
+
+
+@pytest.mark.parametrize(
+    "evil",
+    [
+        entry("../x"),
+        entry("set/../../x"),
+        entry("set/link", tarfile.SYMTYPE, "/etc/passwd"),
+        entry("set/link", tarfile.SYMTYPE, "../../x"),
+        entry("set/pipe", tarfile.FIFOTYPE),
+        entry("set/device", tarfile.CHRTYPE),
+        entry("elsewhere/device", tarfile.BLKTYPE),
+    ],
+    ids=lambda member: f"{member.name}-{member.linkname}",
+)
+def test_what_could_write_elsewhere_is_rejected_and_leaves_nothing_behind(
+    tmp_path: Path, evil: tarfile.TarInfo
+) -> None:
+    archive = written(tmp_path, gzip.compress(packed(*GOOD, (evil, b""))))
+    before = names(tmp_path.parent)
+    with pytest.raises(DataError, match=r"x.tar.gz cannot be.*into .*delete it and fetch it again"):
+        extract(SOURCE, archive, tmp_path / "folder")
+    assert names(tmp_path / "folder") == []
+    assert names(tmp_path.parent) == before
+
+
+def test_names_with_a_root_stay_in_the_folder(tmp_path: Path) -> None:
+    evil = [(entry(name), b"") for name in ("/abs", "/set/abs", "C:\\x", "set\\..\\..\\x")]
+    before = names(tmp_path.parent)
+    extract(SOURCE, written(tmp_path, gzip.compress(packed(*GOOD, *evil))), tmp_path / "folder")
+    assert names(tmp_path / "folder") == ["set"]
+    assert names(tmp_path.parent) == before
+    assert not Path("/abs").exists()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [gzip.compress(b"no tar file" * 100), gzip.compress(packed(GOOD[3]))],
+    ids=["no tar", "other tar"],
+)
+def test_another_archive_is_named_and_leaves_nothing_behind(tmp_path: Path, content: bytes) -> None:
+    with pytest.raises(DataError, match=r"x.tar.gz cannot be unpacked into .*delete it"):
+        extract(SOURCE, written(tmp_path, content), tmp_path / "folder")
+    assert names(tmp_path / "folder") == []
+
+
+def test_a_full_disk_leaves_no_half_unpacked_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = written(tmp_path, CONTENT)
+
+    def fill(_tar: tarfile.TarFile, path: str, **_: object) -> None:
+        Path(path, "set").mkdir()
+        Path(path, "set", "a.bin").write_bytes(NOISE[:1000])
+        raise OSError("No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tarfile.TarFile, "extractall", fill)
+        with pytest.raises(DataError, match=r"cannot be unpacked.*space left on device. Make room"):
+            extract(SOURCE, archive, tmp_path)
+    assert names(tmp_path) == ["x.tar.gz"]
+    assert names(extract(SOURCE, archive, tmp_path)) == ["a.bin", "deep"]
+
+
+def test_two_processes_may_unpack_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    archive, unpack = written(tmp_path, CONTENT), tarfile.TarFile.extractall
+
+    def overtaken(tar: tarfile.TarFile, path: str, **options: str) -> None:
+        unpack(tar, path, **options)  # type: ignore[arg-type]
+        shutil.copytree(Path(path, "set"), tmp_path / "set")  # the other process
+
+    monkeypatch.setattr(tarfile.TarFile, "extractall", overtaken)
+    assert extract(SOURCE, archive, tmp_path) == tmp_path / "set"
+    assert names(tmp_path) == ["set", "x.tar.gz"]

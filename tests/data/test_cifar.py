@@ -1,4 +1,6 @@
-"""The official files of CIFAR: found, checked, split, and what is said when something is wrong."""
+"""CIFAR: official files and copies as images, found, checked, split, and what is said when
+something is wrong.
+"""
 
 import gzip
 import hashlib
@@ -6,6 +8,7 @@ import io
 import pickle
 import shutil
 import tarfile
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +16,59 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from semigpc.data import DATASETS, CifarConfig, SplitConfig
+from semigpc.data import DATASETS, Augment, AugmentConfig, BatchStream, CifarConfig, SplitConfig
 from semigpc.data.cifar import FORMS, Archive, RecordImages, find, load
 from semigpc.io.errors import DataError, SettingsError
-from tests.data.cifar_samples import FEW_COUNTS, config, counts, random_pixels, write_binary
+from tests.data.samples import STREAM, same_batch, write_images
+
+CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+FEW = SplitConfig(labeled_head=6, labeled_ratio=3, unlabeled_head=12, unlabeled_ratio=3)
+FEW_COUNTS = [6, 5, 4, 4, 3, 3, 2, 2, 2, 2], [12, 10, 9, 8, 7, 6, 5, 5, 4, 4]
+
+
+def random_pixels(count: int, seed: int = 0) -> NDArray[np.uint8]:
+    return np.random.default_rng(seed).integers(0, 256, (count, 32, 32, 3), dtype=np.uint8)
+
+
+def write_binary(
+    folder: Path, n_classes: int, labels: NDArray[Any], pixels: NDArray[np.uint8]
+) -> None:
+    """Official files of as many images as the form says; ``pixels`` of the first ones, and black
+    ones after them.
+    """
+    form = FORMS[n_classes]
+    folder.mkdir(parents=True)
+    records = np.zeros((sum(form.files.values()), form.record_bytes), dtype=np.uint8)
+    records[:, 0] = 19  # a coarse label of CIFAR-100; in CIFAR-10 the next line overwrites it
+    records[:, form.label_bytes - 1] = labels
+    planes = pixels.transpose(0, 3, 1, 2).reshape(len(pixels), -1)
+    records[: len(pixels), form.label_bytes :] = planes
+    first = 0
+    for name, count in form.files.items():
+        records[first : first + count].tofile(folder / name)
+        first += count
+    names = CIFAR10 if n_classes == 10 else tuple(f"class_{c}" for c in range(n_classes))
+    (folder / form.class_names).write_text("\n".join(names) + "\n\n")
+
+
+def zipped(folder: Path, archive: Path) -> Path:
+    with zipfile.ZipFile(archive, "w") as file:
+        for path in sorted(folder.rglob("*"), reverse=True):
+            file.write(path, path.relative_to(folder).as_posix())
+    return archive
+
+
+def config(root: Path, **changes: Any) -> CifarConfig:
+    settings: dict[str, Any] = {"root": str(root), "split": FEW}
+    return CifarConfig(**settings | changes)
+
+
+def counts(labels: NDArray[Any], n_classes: int = 10) -> list[int]:
+    result: list[int] = np.bincount(labels, minlength=n_classes).tolist()
+    return result
+
+
+# Official files -----------------------------------------------------------------------------------
 
 SMALL_LABELS = np.tile(np.arange(10), 24)
 
@@ -128,9 +180,8 @@ def test_fewer_unlabelled_images_than_asked_for_are_noted(binary: Path) -> None:
     data = load(config(binary, validation_per_class=9), seed=0)
     assert data.unlabeled_truth.tolist().count(0) == 11
     assert data.notes[-1].endswith("than requested, since no more are left: 'airplane (11 of 12)'.")
-    apart = SplitConfig(
-        labeled_head=3, unlabeled_head=30, overlap="usb"
-    )  # where that is how it is meant
+    # where that is how it is meant
+    apart = SplitConfig(labeled_head=3, unlabeled_head=30, overlap="usb")
     assert len(load(config(binary, split=apart), seed=0).notes) == 1
 
 
@@ -235,3 +286,87 @@ def test_a_list_of_classes_that_is_cut_short_is_named(binary: Path) -> None:
 def test_configs_check_their_ranges(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         CifarConfig(root="x", **changes)
+
+
+# Copies as image files, in a folder and in a zip file ---------------------------------------------
+
+JPEG_COPY = Path(__file__).parents[3] / "shared" / "data" / "cifar10-jpeg.zip"
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """A copy as images: twenty of each class to train on, two to test on."""
+    write_images(tmp_path / "copy" / "train", dict.fromkeys(CIFAR10, 20), size=(8, 8))
+    write_images(tmp_path / "copy" / "test", dict.fromkeys(CIFAR10, 2), size=(8, 8))
+    return tmp_path / "copy"
+
+
+def test_a_copy_is_the_same_in_a_folder_and_in_a_zip_file(copy: Path, tmp_path: Path) -> None:
+    (copy / "train" / "cat" / ".hidden.png").touch()
+    (copy / "train" / "cat" / "notes.txt").touch()
+    archive = zipped(copy, tmp_path / "copy.zip")
+    folder, packed = load(config(copy), seed=0), load(config(archive), seed=0)
+    assert folder.sha256 == packed.sha256
+    assert folder.class_names == CIFAR10
+    assert (counts(folder.labeled.labels), counts(folder.unlabeled_truth)) == FEW_COUNTS
+    assert packed.test is not None
+    first = ("airplane/0.png", "airplane/1.png", "automobile/0.png")
+    assert packed.test.names[:3] == tuple(f"test/{name}" for name in first)
+    assert packed.test.positions.tolist() == list(range(200, 220))
+    classes = [CIFAR10[c] for c in packed.labeled.labels]
+    assert [name.split("/")[1] for name in packed.labeled.names] == classes
+    for i in range(len(packed.labeled)):
+        assert packed.labeled[i].tobytes() == folder.labeled[i].tobytes()
+    assert load(config(copy.rename(tmp_path / "cifar10").parent), seed=0).sha256 == folder.sha256
+
+
+@pytest.mark.skipif(
+    not JPEG_COPY.is_file(), reason=f"the copy of CIFAR-10 as JPEG files is not there: {JPEG_COPY}"
+)
+def test_the_jpeg_copy_of_cifar10_is_complete() -> None:
+    images, training, _ = find(JPEG_COPY, 10, download=False)
+    assert counts(images.labels[:training]) == [5000] * 10
+    assert images.names[0] == "train/airplane/0000.jpg"
+    data = load(CifarConfig(root=str(JPEG_COPY)), seed=0)
+    assert (len(data.labeled), len(data.unlabeled)) == (3720, 12406)
+    assert data.class_names == CIFAR10
+    assert data.notes == ()
+    assert data.test is not None
+    assert counts(data.test.labels) == [1000] * 10
+    assert all(part[len(part) // 2].size == (32, 32) for _, part in data.parts())
+    assert data.sha256.startswith("e3a8c770a5a10e6b")
+
+
+@pytest.mark.slow
+def test_a_zip_file_is_read_in_worker_processes(copy: Path, tmp_path: Path) -> None:
+    data = load(config(zipped(copy, tmp_path / "copy.zip")), seed=0)
+    assert data.labeled[0].size == (8, 8)  # so that the file is open here too
+
+    stream = BatchStream(data, Augment(AugmentConfig(image_size=8)), total_steps=3, **STREAM)
+    here, there = (list(stream.batches(first_step=0, workers=workers)) for workers in (0, 1))
+    assert len(there) == 3
+    assert all(map(same_batch, here, there))
+
+
+def test_folders_that_are_numbers_are_ordered_as_numbers(tmp_path: Path) -> None:
+    for part in ("train", "test"):
+        write_images(tmp_path / part, {str(c): 1 for c in range(100)})
+    split = SplitConfig(labeled_head=1, unlabeled_head=1)
+    data = load(config(tmp_path, n_classes=100, split=split), seed=0)
+    assert data.class_names == tuple(str(c) for c in range(100))
+
+
+def test_copies_that_are_no_cifar_are_refused(copy: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"CIFAR-100 must have 100.*its top; .* has 10: 'airplane'"):
+        load(config(copy, n_classes=100), seed=0)
+    (copy / "test" / "truck").rename(copy / "test" / "lorry")
+    with pytest.raises(DataError, match=r"must have the same class.*only one has 'lorry', 'truck'"):
+        load(config(copy), seed=0)
+    shutil.rmtree(copy / "test" / "lorry")
+    with pytest.raises(DataError, match=r"10 class folders with images in test/ .*has 9"):
+        load(config(zipped(copy, tmp_path / "nine.zip")), seed=0)
+    with pytest.raises(DataError, match=r"in train/ at its top; .*deep.zip has 0: none"):
+        load(config(zipped(tmp_path, tmp_path.parent / "deep.zip")), seed=0)
+    (tmp_path / "cifar.tar").touch()
+    with pytest.raises(DataError, match=r"cifar.tar is another.*official archive, pass its folder"):
+        load(config(tmp_path / "cifar.tar"), seed=0)

@@ -1,9 +1,14 @@
-"""Cached features: those of the very views, computed once whoever asks, never stale."""
+"""Cached features: those of the very views, computed once whoever asks, never stale; and what is
+left after interruptions and damage.
+"""
 
+import json
 import multiprocessing
 import os
+import resource
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,27 +19,122 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from semigpc.data import Augment, FeatureCache, FolderConfig, Splits, cache_root
-from semigpc.data.folder import load
-from semigpc.io.errors import DataError
-from semigpc.io.images import FileImages, ZipImages
-from semigpc.models import SmallCNN
-from tests.data.feature_samples import (
-    AUGMENT,
-    EACH,
-    JUDGED,
-    KEY,
-    TRAINED,
-    VIEWS,
-    compute,
-    computed,
-    everything,
-    noise,
-    same,
-    shards,
-    splits_of,
+from semigpc.data import (
+    Augment,
+    AugmentConfig,
+    CachedFeatures,
+    CacheKey,
+    FeatureCache,
+    FolderConfig,
+    Images,
+    ImageSet,
+    Splits,
+    cache_root,
+    feature_views,
 )
+from semigpc.data.folder import load
+from semigpc.io import parts
+from semigpc.io.errors import DataError
+from semigpc.io.images import ArrayImages, FileImages, ZipImages
+from semigpc.models import SmallCNN
 from tests.data.samples import plain_view, write_images
+
+AUGMENT = AugmentConfig(image_size=8, crop_ratio=0.75)
+VIEWS = 3
+KEY = CacheKey(network="pixels", weights="0" * 64, augment=AUGMENT, views=VIEWS, width=3 * 8 * 8)
+EACH = 2 * VIEWS + 1  # images that the network sees of one to train on
+TRAINED, JUDGED = 40, 8
+
+
+class Counting:
+    """A network whose features are the pixels; it counts images, and fails at call ``ends_at``."""
+
+    def __init__(
+        self, ends_at: int | None = None, error: type[BaseException] = RuntimeError
+    ) -> None:
+        self.calls, self.seen, self.ends_at, self.error = 0, 0, ends_at, error
+
+    def __call__(self, images: Tensor) -> Tensor:
+        if self.calls == self.ends_at:
+            raise self.error
+        self.calls += 1
+        self.seen += len(images)
+        return images.flatten(1)
+
+
+def noise(count: int = TRAINED + JUDGED) -> ArrayImages:
+    return ArrayImages(np.random.default_rng(0).integers(0, 256, (count, 8, 8, 3), dtype=np.uint8))
+
+
+def splits_of(
+    images: Images,
+    labeled: Sequence[int] = range(12),
+    unlabeled: Sequence[int] = range(TRAINED),
+    test: Sequence[int] = range(TRAINED, TRAINED + JUDGED),
+) -> Splits:
+    """Images of a pool; the labelled ones are among the unlabelled."""
+    pool = ImageSet(images, np.arange(len(images)) % 2, [str(i) for i in range(len(images))])
+    drawn = pool.subset(np.array(unlabeled, dtype=np.int64))
+    return Splits(
+        labeled=pool.subset(np.array(labeled)),
+        unlabeled=drawn.without_labels(),
+        unlabeled_truth=drawn.labels,
+        test=pool.subset(np.array(test)),
+        class_names=("even", "odd"),
+    )
+
+
+def compute(
+    root: Path, splits: Splits, embed: Callable[[Tensor], Tensor] | None = None, **options: Any
+) -> CachedFeatures:
+    return FeatureCache(KEY, root).features(splits, embed or Counting(), **{"workers": 0} | options)
+
+
+def computed(root: Path, splits: Splits) -> int:
+    """How many images, in whatever view, the network has to see for these splits."""
+    counting = Counting()
+    compute(root, splits, counting)
+    return counting.seen
+
+
+def everything(source: CachedFeatures, splits: Splits) -> dict[str, Tensor]:
+    """What can be had of each part, its images in the order of their positions; in six draws every
+    view occurs.
+    """
+    found = {}
+    for part, image_set in splits.parts():
+        order = np.argsort(image_set.positions, kind="stable")
+        fetched = source.fetch(image_set, order)
+        found[f"{part} plain"] = source.plain(image_set, order)
+        if part in ("labeled", "unlabeled"):
+            for kind in ("weak", "strong"):
+                rngs = [np.random.default_rng(seed) for seed in range(6)]
+                draws = [source.cut(kind, fetched, rng) for rng in rngs]
+                found[f"{part} {kind}"] = torch.stack(draws, dim=1)
+    return found
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return list(one) == list(other) and all(map(torch.equal, one.values(), other.values()))
+
+
+def shards(root: Path) -> list[Path]:
+    return sorted(root.glob("*/*.safetensors"))
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
+    """Features of the usual splits, computed in one go."""
+    splits = splits_of(noise())
+    return everything(compute(tmp_path_factory.mktemp("whole"), splits), splits)
+
+
+@pytest.fixture
+def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four images at a time through the network, eight in a file."""
+    monkeypatch.setattr(feature_views, "CHUNK_IMAGES", 4)
+    monkeypatch.setattr(parts, "PART_ROWS", 8)
+
 
 # What is in it ------------------------------------------------------------------------------------
 
@@ -65,9 +165,8 @@ def test_what_prepares_the_network_hears_how_many_views_are_missing(tmp_path: Pa
 def crops(image: Image.Image) -> Tensor:
     """Every crop of the reflected image, as it is and mirrored, normalised: (50, 192)."""
     padded = np.pad(np.asarray(image) / 255, ((2, 2), (2, 2), (0, 0)), mode="reflect")
-    cut = np.array(
-        [padded[top : top + 8, left : left + 8] for top in range(5) for left in range(5)]
-    )
+    corners = [(top, left) for top in range(5) for left in range(5)]
+    cut = np.array([padded[top : top + 8, left : left + 8] for top, left in corners])
     both = (np.concatenate([cut, cut[:, :, ::-1]]) - AUGMENT.mean) / AUGMENT.std
     return torch.from_numpy(both.transpose(0, 3, 1, 2).reshape(len(both), -1)).float()
 
@@ -134,13 +233,6 @@ def test_no_unlabelled_images_is_fine(tmp_path: Path) -> None:
     none = source.fetch(splits.unlabeled, np.empty(0, dtype=np.int64))
     assert source.cut("weak", none, np.random.default_rng(0)).shape == (0, KEY.width)
     assert len(source.plain(splits.labeled, np.arange(12))) == 12
-
-
-def test_only_the_sets_of_the_split_can_be_asked_for(tmp_path: Path) -> None:
-    splits = splits_of(noise())
-    source = compute(tmp_path, splits)
-    with pytest.raises(ValueError, match=r"cached for the sets.*split; this one is not among them"):
-        source.fetch(splits_of(noise()).labeled, np.arange(3))
 
 
 # What is computed ---------------------------------------------------------------------------------
@@ -284,3 +376,101 @@ def test_the_folder_is_where_the_variable_says(monkeypatch: pytest.MonkeyPatch) 
     ):
         monkeypatch.setenv("SEMIGPC_CACHE", value)
         assert cache_root() == Path(expected)
+
+
+# Interruptions ------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("small_shards")
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+@pytest.mark.parametrize(("ends_at", "kept"), [(0, 0), (2, 8), (5, 16), (11, 40)])
+def test_what_was_finished_is_kept(
+    tmp_path: Path, expected: dict[str, Tensor], ends_at: int, kept: int, error: type[BaseException]
+) -> None:
+    splits = splits_of(noise())
+    with pytest.raises(error):
+        compute(tmp_path, splits, Counting(ends_at, error))
+    rest, told = Counting(), []
+    source = compute(tmp_path, splits, rest, progress=lambda _, total: told.append(total))
+    assert rest.seen == (TRAINED - kept) * EACH + JUDGED
+    assert set(told) == {TRAINED - kept + JUDGED}
+    assert same(everything(source, splits), expected)
+
+
+@pytest.mark.parametrize("left", [(), (".0123456789ab.part",)])
+def test_a_folder_in_which_nothing_was_finished_is_used(
+    tmp_path: Path, left: tuple[str, ...]
+) -> None:
+    folder = tmp_path / KEY.folder_name
+    folder.mkdir()
+    for name in left:
+        (folder / name).write_text("{")
+    assert computed(tmp_path, splits_of(noise())) == TRAINED * EACH + JUDGED
+    assert json.loads((folder / "key.json").read_text())["views"] == VIEWS
+
+
+# Bad input ----------------------------------------------------------------------------------------
+
+
+def test_features_that_were_made_differently_are_an_error(tmp_path: Path) -> None:
+    compute(tmp_path, splits_of(noise()))
+    file = tmp_path / KEY.folder_name / "key.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"views": 5}))
+    with pytest.raises(DataError, match=r"views is 5 there and 3 here.*SEMIGPC_CACHE"):
+        FeatureCache(KEY, tmp_path)
+
+
+@pytest.mark.usefixtures("small_shards")
+def test_deleting_a_damaged_part_has_its_features_computed_again(
+    tmp_path: Path, expected: dict[str, Tensor]
+) -> None:
+    splits = splits_of(noise())
+    compute(tmp_path, splits)
+    broken = next(path for path in shards(tmp_path) if path.name.startswith("views"))
+    broken.write_bytes(broken.read_bytes()[:-1])
+    with pytest.raises(DataError, match=rf"^{broken} .*Delete that file"):
+        compute(tmp_path, splits)
+    broken.unlink()
+    counting = Counting()
+    assert same(everything(compute(tmp_path, splits, counting), splits), expected)
+    assert counting.seen == 8 * EACH
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e6])  # the last is too large for 16 bits
+def test_features_that_are_no_numbers_are_refused_and_not_kept(
+    tmp_path: Path, value: float
+) -> None:
+    splits = splits_of(noise())
+    with pytest.raises(DataError, match=r"^pixels returns.*infinite in 16 bits. Check its weights"):
+        compute(tmp_path, splits, lambda images: torch.full((len(images), KEY.width), value))
+    assert not shards(tmp_path)
+    assert computed(tmp_path, splits) == TRAINED * EACH + JUDGED
+
+
+@contextmanager
+def files_no_larger_than(limit: int) -> Iterator[None]:
+    """A disk that is full for anything larger: the system itself refuses to write on."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("limit", [10, 5000])  # not even the key; or the key and no features
+def test_a_full_disk_is_told_and_leaves_nothing_half_done(
+    tmp_path: Path, expected: dict[str, Tensor], limit: int
+) -> None:
+    splits = splits_of(noise())
+    message = rf"^Features cannot be written: {tmp_path}/\S+ could not be .*Or set SEMIGPC_CACHE.$"
+    with files_no_larger_than(limit), pytest.raises(DataError, match=message):
+        compute(tmp_path, splits)
+    assert not [path for path in tmp_path.glob("*/*") if path.name != "key.json"]
+    assert same(everything(compute(tmp_path, splits), splits), expected)
+
+
+def test_a_place_that_is_no_folder_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match=r"^Features cannot be written: .*set SEMIGPC_CACHE.$"):
+        compute(tmp_path / "file", splits_of(noise()))

@@ -1,5 +1,10 @@
-"""Batches: a function of seed and step, whoever makes them."""
+"""Batches: a function of seed and step, whoever makes them; and how worker processes take signals,
+and errors leave them.
+"""
 
+import multiprocessing
+import pickle
+import subprocess
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -8,10 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch._utils import ExceptionWrapper
+from torch.utils.data import Dataset
 
 from semigpc.data import Augment, AugmentConfig, BatchStream, EvaluationLoader, FolderConfig
 from semigpc.data.folder import load
-from semigpc.data.loaders import epoch_order, normalised
+from semigpc.data.loaders import KNOWS_SENDER, InOrder, epoch_order, normalised
 from semigpc.io.errors import DataError
 from semigpc.types import Batch
 from tests.data.samples import STREAM, plain_view, same_batch, small_splits, write_images
@@ -20,16 +27,10 @@ AUGMENT = Augment(AugmentConfig(image_size=8))
 SPLITS = small_splits()
 
 
-def loader(
-    *,
-    first_step: int = 0,
-    total_steps: int = 16,
-    workers: int = 0,
-    prefetch: int = 4,
-    **changes: Any,
-) -> Iterable[Batch]:
-    stream = BatchStream(SPLITS, AUGMENT, total_steps=total_steps, **STREAM | changes)
-    return stream.batches(first_step=first_step, workers=workers, prefetch=prefetch)
+def loader(**changes: Any) -> Iterable[Batch]:
+    settings = STREAM | {"total_steps": 16, "first_step": 0, "workers": 0, "prefetch": 4} | changes
+    reading = {name: settings.pop(name) for name in ("first_step", "workers", "prefetch")}
+    return BatchStream(SPLITS, AUGMENT, **settings).batches(**reading)
 
 
 def test_a_batch_is_what_it_says() -> None:
@@ -131,10 +132,9 @@ def test_a_batch_is_normalised_in_all_its_parts() -> None:
     pairs = [(batch.views[name], view) for name, view in ready.views.items()]
     pairs += [(batch.x, ready.x), (batch.balanced.x, ready.balanced.x)]
     assert len(pairs) == 5
+    mean, std = torch.tensor(AUGMENT.config.mean), torch.tensor(AUGMENT.config.std)
     for views, images in pairs:
-        expected = (views / 255 - torch.tensor(AUGMENT.config.mean)) / torch.tensor(
-            AUGMENT.config.std
-        )
+        expected = (views / 255 - mean) / std
         torch.testing.assert_close(images, expected.permute(0, 3, 1, 2), rtol=0, atol=1e-5)
     assert torch.equal(ready.index, batch.index)
 
@@ -182,3 +182,54 @@ def test_true_labels_of_unlabelled_images_are_nowhere_in_a_batch() -> None:
     known = replace(SPLITS, unlabeled_truth=np.arange(30) % 4)
     ours, theirs = (BatchStream(splits, AUGMENT, **STREAM)[0] for splits in (known, SPLITS))
     assert same_batch(ours, theirs)
+
+
+# Worker processes ---------------------------------------------------------------------------------
+
+
+class Squares(Dataset[int]):
+    def __getitem__(self, item: int) -> int:
+        if item == 13:
+            raise DataError("Thirteen has no square here.")
+        return item * item
+
+
+@pytest.mark.skipif(not KNOWS_SENDER, reason="the sender of a signal cannot be told here")
+@pytest.mark.slow
+def test_workers_stop_for_nobody_but_the_main_process() -> None:
+    before = set(multiprocessing.active_children())
+    squares = InOrder(Squares(), range(12), workers=1, prefetch=1)
+    passing = iter(squares)
+    assert next(passing) == 0
+    (worker,) = set(multiprocessing.active_children()) - before
+    for signal_name in ("INT", "TERM"):
+        subprocess.run(["kill", f"-{signal_name}", str(worker.pid)], check=True)
+    assert list(passing) == [i * i for i in range(1, 12)]
+    assert worker.is_alive()
+    worker.terminate()
+    worker.join(10)
+    assert worker.exitcode == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_error_leaves_the_stream_as_the_paragraph_it_is(workers: int) -> None:
+    squares = InOrder(Squares(), range(10, 16), workers, prefetch=2)
+    seen: list[int] = []
+    with pytest.raises(DataError, match=r"^Thirteen has no square here.$"):
+        seen.extend(squares)
+    assert len(squares) == 6
+
+
+def test_a_data_error_also_survives_torchs_own_way_between_processes() -> None:
+    try:
+        raise DataError("The image x.png cannot be read.")
+    except DataError:
+        wrapped = pickle.loads(pickle.dumps(ExceptionWrapper(where="in a worker")))
+    with pytest.raises(DataError, match=r"in a worker(.|\n)*The image x.png cannot be read."):
+        wrapped.reraise()
+
+
+def test_impossible_numbers_are_refused() -> None:
+    with pytest.raises(DataError, match=r"workers must be 0.*and prefetch 1 or more; got -1 and 0"):
+        InOrder(Squares(), range(3), workers=-1, prefetch=0)

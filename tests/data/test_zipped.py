@@ -28,16 +28,8 @@ MEMBERS = ["a/0.png", "a/1.png", "a/2.png", "b/0.png"]
 
 def test_names_are_sorted_and_hidden_or_other_files_are_none(archive: Path) -> None:
     with zipfile.ZipFile(archive, "a") as file:
-        for name in (
-            "a/",
-            "a/notes.txt",
-            "a/._0.png",
-            ".thumbs/0.png",
-            "__MACOSX/a/._0.png",
-            "png",
-            "a/.png",
-            "c.d/X.JPG",
-        ):
+        hidden = ("a/._0.png", ".thumbs/0.png", "__MACOSX/a/._0.png", "a/.png")
+        for name in ("a/", "a/notes.txt", "png", "c.d/X.JPG", *hidden):
             file.writestr(name, b"")
     assert zipped_images(archive) == [*MEMBERS, "c.d/X.JPG"]
 
