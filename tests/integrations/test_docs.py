@@ -69,9 +69,7 @@ def test_the_usb_snippet_configures_it() -> None:
 def test_the_kernel_of_the_page_works_in_a_refiner_and_in_the_classifier(
     monkeypatch: pytest.MonkeyPatch, generator: torch.Generator
 ) -> None:
-    monkeypatch.setitem(
-        KERNELS, "rational_quadratic", RBF
-    )  # what the page adds is removed after the test
+    monkeypatch.setitem(KERNELS, "rational_quadratic", RBF)  # undone after the test
     kernel = run(KERNEL)["RationalQuadratic"]
     config = GPConfig(kernel="rational_quadratic", length_scale=0.7, buffer_size=32, warmup_steps=0)
     refiner = GaussianProcessRefiner(config, n_features=4, n_classes=2)
@@ -88,10 +86,8 @@ def test_the_kernel_of_the_page_works_in_a_refiner_and_in_the_classifier(
 
 def test_the_data_set_of_the_page_trains(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(DATASETS, "stripes", DATASETS["digits"])
-    experiment = run(DATASET)["stripes"](algorithm="fixmatch").override(
-        ["train.steps=3", "train.eval_steps=3"]
-    )
-    summary = train(experiment, tmp_path / "run")
+    experiment = run(DATASET)["stripes"](algorithm="fixmatch")
+    summary = train(experiment.override(["train.steps=3", "train.eval_steps=3"]), tmp_path / "run")
     assert last_result(summary)["n"] == 100
     assert len(last_result(summary)["per_class_recall"]) == 2
 

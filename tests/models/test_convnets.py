@@ -70,18 +70,6 @@ def test_learns_digits(generator: torch.Generator) -> None:
     assert accuracy > 0.96  # 0.985 to 0.995 over seeds
 
 
-@pytest.mark.parametrize(
-    ("width", "momentum", "message"),
-    [
-        (0, 0.1, "width must be at least 1; got 0"),
-        (8, 0.0, r"momentum must lie in \(0, 1\]; got 0\.0"),
-    ],
-)
-def test_refuses_what_makes_no_network(width: int, momentum: float, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        SmallCNN(width, momentum=momentum)
-
-
 def test_wrn_28_2_has_its_28_layers_128_features_and_a_million_and_a_half_parameters() -> None:
     network = WideResNet()
     assert network.num_features == 128

@@ -5,6 +5,7 @@ path they list.
 import os
 from collections import Counter
 from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -68,24 +69,15 @@ def write_small_set(root: Path, name: str, *, each: int = 1, unlabeled: int = 40
     """
     folder = root / name
     parts = {split: first_of_each(lines(name, split), each) for split in ("l_train_val", "test")}
-    if name == "semi_inat":
-        parts |= {
-            part: [f"u_train/{part}{i}.jpg {-1 if i % 2 else i}" for i in range(unlabeled)]
-            for part in ("in", "out")
-        }
-        parts = {
-            {"in": "u_train_in", "out": "u_train_out"}.get(part, part): rows
-            for part, rows in parts.items()
-        }
-    else:
-        parts |= {split: lines(name, split)[:unlabeled] for split in ("u_train_in", "u_train_out")}
+    for part in ("in", "out"):
+        made_up = [f"u_train/{part}{i}.jpg {-1 if i % 2 else i}" for i in range(unlabeled)]
+        listed = made_up if name == "semi_inat" else lines(name, f"u_train_{part}")[:unlabeled]
+        parts[f"u_train_{part}"] = listed
     for split, rows in parts.items():
         write_lines(folder / f"{split}.txt", rows)
     if "u_train_in_oracle" in BENCHMARKS[name].files:
         write_lines(folder / "u_train_in_oracle.txt", lines(name, "u_train_in_oracle"))
-    write_images_of(
-        folder / BENCHMARKS[name].image_folder, (row for rows in parts.values() for row in rows)
-    )
+    write_images_of(folder / BENCHMARKS[name].image_folder, chain(*parts.values()))
     return folder
 
 
@@ -94,19 +86,19 @@ def write_made_up_set(root: Path, *, unlabeled: int = 7) -> Path:
     file.
     """
     folder = root / "cub"
-    name = "{id:03d}.Bird_{id}/{part} {i}.jpg"  # with a space, as SemiFungi has
-    rows = {
-        split: [
-            f"{name.format(id=2 * c + 1, part=split, i=i)} {c}"
-            for c in range(BENCHMARKS["cub"].classes)
-            for i in range(2)
+
+    def listed(part: str, classes: int, each: int) -> list[str]:
+        """Paths with a space, as SemiFungi has."""
+        return [
+            f"{2 * c + 1:03d}.Bird_{2 * c + 1}/{part} {i}.jpg {c}"
+            for c in range(classes)
+            for i in range(each)
         ]
-        for split in ("l_train_val", "test")
-    }
-    rows["u_train_in"] = [
-        f"{name.format(id=2 * c + 1, part='u', i=0)} {c}" for c in range(unlabeled)
-    ]
+
+    classes = BENCHMARKS["cub"].classes
+    rows = {split: listed(split, classes, 2) for split in ("l_train_val", "test")}
+    rows["u_train_in"] = listed("u", unlabeled, 1)
     for split, own in rows.items():
         write_lines(folder / f"{split}.txt", own)
-    write_images_of(folder / "images", (row for own in rows.values() for row in own))
+    write_images_of(folder / "images", chain(*rows.values()))
     return folder

@@ -18,20 +18,19 @@ from semigpc.paper.published import (
 )
 
 SPEC = Path(__file__).parents[3] / "shared" / "spec" / "paper_tables.md"
-SECTIONS = {
-    2: "cifar100_lt",
-    3: "cifar10_lt",
-    4: "fgvc",
-    5: "balanced_cifar",
-    6: "algorithm_ablation",
-    7: "pretraining_ablation",
+# Sums over each section of the spec's file: rows, accuracies, deviations, printed gains.
+SUMS = {
+    "cifar100_lt": (15, 1068.65, 7.64, 9.16),
+    "cifar10_lt": (15, 1318.48, 29.42, 29.18),
+    "fgvc": (12, 790.02, 4.58, 7.10),
+    "balanced_cifar": (12, 1067.94, 0.0, 1.09),
+    "algorithm_ablation": (8, 544.53, 0.0, 3.17),
+    "pretraining_ablation": (6, 399.50, 0.0, 5.20),
 }
-SETS = {
-    "SemiCUB": "cub",
-    "SemiAves": "semi_aves",
-    "SemiFungi": "semi_fungi",
-    "Semi-iNat": "semi_inat",
-}
+SECTIONS = dict(enumerate(SUMS, start=2))
+SETS = {"SemiCUB": "cub", "SemiAves": "semi_aves", "SemiFungi": "semi_fungi"}
+SETS |= {"Semi-iNat": "semi_inat"}
+RUN = {"SimMatch": "simmatch+none", "SimMatch + SemiGPC": "simmatch+gp"}
 Printed = tuple[float, float | None, float | None, bool]
 
 
@@ -48,12 +47,8 @@ def spec_lines(section: int) -> list[list[str]]:
     """Cells of the rows of one section's table, without its heading."""
     text = re.split(r"^## ", SPEC.read_text(), flags=re.MULTILINE)
     (own,) = [part for part in text if part.startswith(f"{section}. ")]
-    lines = [
-        [cell.strip() for cell in line.strip("|").split("|")]
-        for line in own.splitlines()
-        if line.startswith("|")
-    ]
-    return lines[2:]
+    lines = [line.strip("|").split("|") for line in own.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line] for line in lines[2:]]
 
 
 def number(text: str) -> tuple[float, float | None]:
@@ -79,43 +74,22 @@ def from_spec() -> dict[tuple[str, str, str], Printed]:
                 group = f"{line[0].lower().replace('-', '')}/{line[2]}"
             quoted = model.endswith("*")
             name = re.sub(r" \(.*\)", "", model.removesuffix("*").strip())
-            row = (
-                name
-                if quoted
-                else {"SimMatch": "simmatch+none", "SimMatch + SemiGPC": "simmatch+gp"}[name]
-            )
+            row = name if quoted else RUN[name]
             found[SECTIONS[section], group, row] = (*number(top1), delta(gain), quoted)
     for section in (6, 7):
         for name, alone, refined, gain in spec_lines(section):
-            group, algorithm = (
-                ("semi_aves", name.lower()) if section == 6 else (name.lower(), "simmatch")
-            )
-            found[SECTIONS[section], group, f"{algorithm}+none"] = (*number(alone), None, False)
-            found[SECTIONS[section], group, f"{algorithm}+gp"] = (
-                *number(refined),
-                delta(gain),
-                False,
-            )
+            ablated = name.lower()
+            group, algorithm = ("semi_aves", ablated) if section == 6 else (ablated, "simmatch")
+            table = SECTIONS[section]
+            found[table, group, f"{algorithm}+none"] = (*number(alone), None, False)
+            found[table, group, f"{algorithm}+gp"] = (*number(refined), delta(gain), False)
     return found
 
 
 @pytest.mark.skipif(not SPEC.exists(), reason=f"the spec is not beside the repository: {SPEC.name}")
 def test_every_number_of_the_spec_is_there_and_no_other() -> None:
-    ours = {
-        key: (entry.top1, entry.std, entry.delta, entry.quoted) for key, entry in rows().items()
-    }
+    ours = {key: (row.top1, row.std, row.delta, row.quoted) for key, row in rows().items()}
     assert ours == from_spec()
-
-
-# Sums over each section of the spec's file: rows, accuracies, deviations, printed gains.
-SUMS = {
-    "cifar100_lt": (15, 1068.65, 7.64, 9.16),
-    "cifar10_lt": (15, 1318.48, 29.42, 29.18),
-    "fgvc": (12, 790.02, 4.58, 7.10),
-    "balanced_cifar": (12, 1067.94, 0.0, 1.09),
-    "algorithm_ablation": (8, 544.53, 0.0, 3.17),
-    "pretraining_ablation": (6, 399.50, 0.0, 5.20),
-}
 
 
 @pytest.mark.parametrize("table", SUMS)
@@ -186,35 +160,24 @@ def test_what_the_text_says_of_a_table_beside_what_its_rows_give(
     assert [statement.printed for statement in STATEMENTS[table]] == printed
     for statement, value in zip(STATEMENTS[table], recomputed, strict=True):
         assert statement.units(top1) == list(statement.pairs)
-        assert statement.value(top1, statement.units(top1)) == pytest.approx(
-            value, abs=0.05 if value > 30 else 0.001
-        )
+        rounding = 0.05 if value > 30 else 0.001
+        found = statement.value(top1, statement.units(top1))
+        assert found == pytest.approx(value, abs=rounding)
 
 
 def test_a_gap_is_computed_over_the_ratios_that_both_settings_have() -> None:
     alone, refined, share = STATEMENTS["cifar10_lt"]
-    top1 = {
-        ("A/50", "simmatch+none"): 90.0,
-        ("B/50", "simmatch+none"): 80.0,
-        ("A/100", "simmatch+none"): 70.0,
-    }
-    top1 |= {
-        ("A/50", "simmatch+gp"): 92.0,
-        ("B/50", "simmatch+gp"): 88.0,
-        ("B/150", "simmatch+gp"): 10.0,
-    }
+    plain = {"A/50": 90.0, "B/50": 80.0, "A/100": 70.0}
+    with_gp = {"A/50": 92.0, "B/50": 88.0, "B/150": 10.0}
+    top1 = {(group, "simmatch+none"): value for group, value in plain.items()}
+    top1 |= {(group, "simmatch+gp"): value for group, value in with_gp.items()}
     assert alone.units(top1) == refined.units(top1) == share.units(top1) == ["ratio 50"]
     assert (alone.value(top1, ["ratio 50"]), refined.value(top1, ["ratio 50"])) == (10, 4)
     assert share.value(top1, ["ratio 50"]) == pytest.approx(60)
-    assert (
-        share.value(top1 | {("B/50", "simmatch+none"): 90.0}, ["ratio 50"]) is None
-    )  # there is no gap to close
-    assert (
-        share.units(
-            {place: value for place, value in top1.items() if place != ("A/50", "simmatch+none")}
-        )
-        == []
-    )
+    no_gap = top1 | {("B/50", "simmatch+none"): 90.0}
+    assert share.value(no_gap, ["ratio 50"]) is None
+    del top1["A/50", "simmatch+none"]
+    assert share.units(top1) == []
 
 
 # Verdicts -----------------------------------------------------------------------------------------

@@ -31,14 +31,10 @@ def test_paths_with_spaces_in_the_published_files() -> None:
 
 def test_windows_line_ends_mean_the_same(tmp_path: Path) -> None:
     unix = read_split(write_lines(tmp_path / "unix.txt", ["a b.jpg 0", "c.jpg 1"]))
-    windows = read_split(
-        write_lines(tmp_path / "windows.txt", ["a b.jpg 0", "c.jpg 1"], end="\r\n")
-    )
-    assert (windows.names, windows.labels.tolist(), windows.sha256) == (
-        unix.names,
-        unix.labels.tolist(),
-        unix.sha256,
-    )
+    path = write_lines(tmp_path / "windows.txt", ["a b.jpg 0", "c.jpg 1"], end="\r\n")
+    windows = read_split(path)
+    assert (windows.names, windows.sha256) == (unix.names, unix.sha256)
+    assert windows.labels.tolist() == unix.labels.tolist()
     assert windows.crlf
     assert not unix.crlf
 
@@ -52,30 +48,21 @@ def test_the_last_line_may_end_without_a_newline(tmp_path: Path) -> None:
 def test_no_class_is_allowed_where_it_is_asked_for(tmp_path: Path) -> None:
     path = write(tmp_path, "a.jpg -1", "b.jpg 3")
     assert read_split(path, lowest=-1).class_counts() == {3: 1}
-    with pytest.raises(
-        DataError,
-        match=r"Line 1 of .*l_train.txt.*: labels here must be 0 or more; got 'a.jpg -1'",
-    ):
+    with pytest.raises(DataError, match=r"Line 1 of .*: labels here must be 0 or .*'a.jpg -1'"):
         read_split(path)
 
 
 @pytest.mark.parametrize(
     ("row", "rule"),
     [
-        ("b.jpg", "a line is a path, a space and an integer; got 'b.jpg'"),
-        ("", "a line is a path, a space and an integer; got ''"),
-        (" 3", "a line is a path, a space and an integer; got ' 3'"),
+        *(
+            (row, f"a line is a path, a space and an integer; got {row!r}")
+            for row in ("b.jpg", "", " 3", "b.jpg one", "b.jpg 1.0", "b.jpg 1_0", f"b.jpg {10**20}")
+        ),
         ("b.jpg\t1", "a line is a path, a space and an integer"),
-        ("b.jpg one", "a line is a path, a space and an integer; got 'b.jpg one'"),
-        ("b.jpg 1.0", "a line is a path, a space and an integer"),
-        ("b.jpg 1_0", "a line is a path, a space and an integer"),
-        ("b.jpg 99999999999999999999", "a line is a path, a space and an integer"),
         ("b.jpg 5", r"labels here must be in \[0, 5\); got 'b.jpg 5'"),
         ("b.jpg -1", r"labels here must be in \[0, 5\)"),
-        (
-            "/etc/b.jpg 1",
-            "a path is relative .* with forward slashes and no '..'; got '/etc/b.jpg 1'",
-        ),
+        ("/etc/b.jpg 1", "a path is relative .* and no '..'; got '/etc/b.jpg 1'"),
         ("../b.jpg 1", "no '..'; got '../b.jpg 1'"),
         ("a/../../b.jpg 1", "no '..'"),
         ("a\\b.jpg 1", "with forward slashes"),
@@ -114,15 +101,8 @@ def test_missing_images_are_found_folder_by_folder(tmp_path: Path) -> None:
     (tmp_path / "a b").mkdir()
     for name in ("top.jpg", "a b/1.jpg", "a b/3.JPG"):
         (tmp_path / name).touch()
-    names = [
-        "a b/1.jpg",
-        "none/1.jpg",
-        "a b/2.jpg",
-        "top.jpg",
-        "top.jpg/below.jpg",
-        "a b/3.JPG",
-        "a b/3.jpg",
-    ]
+    names = ["a b/1.jpg", "none/1.jpg", "a b/2.jpg", "top.jpg", "top.jpg/below.jpg"]
+    names += ["a b/3.JPG", "a b/3.jpg"]
     settled: list[int] = []
     assert missing_images(tmp_path, names, settled.append) == [1, 2, 4, 6]
     assert sum(settled) == len(names)

@@ -47,40 +47,29 @@ def shallow_vit() -> Iterator[None]:
     """The ViT of the CIFAR-10 recipe with two thin blocks: all that these tests ask of it is there,
     and quick.
     """
+    small = replace(VITS[VIT], depth=DEPTH, width=12, image_size=8, patch_size=4)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(
-            VITS, VIT, replace(VITS[VIT], depth=DEPTH, width=12, image_size=8, patch_size=4)
-        )
+        patch.setitem(VITS, VIT, small)
         yield
 
 
 def experiment(algorithm: str, addon: str = "none", *settings: str) -> Experiment:
     """A ViT on digits, everything as it comes but for the length of training."""
-    return Experiment(
+    made = Experiment(
         data=DigitsConfig(test_per_class=1, validation_per_class=0),
         model=ModelConfig(name=VIT),
         algorithm=ALGORITHMS[algorithm].config(),
         addon=ADDONS[addon].config(),
-        train=TrainConfig(
-            steps=STEPS,
-            warmup_steps=WARMUP,
-            epoch_steps=2,
-            lr=LR,
-            layer_decay=DECAY,
-            ema=0.9,
-            workers=0,
-            threads=1,
-        ),
-    ).override(settings)
+        train=TrainConfig(steps=STEPS, warmup_steps=WARMUP, lr=LR, layer_decay=DECAY, ema=0.9),
+    ).override(["train.epoch_steps=2", "train.workers=0", "train.threads=1"])
+    return made.override(settings)
 
 
 def rate_at(step: int) -> float:
     """Of the heads, by the recipe's formula (section 2)."""
-    return LR * (
-        step / WARMUP
-        if step < WARMUP
-        else math.cos(7 / 16 * math.pi * (step - WARMUP) / (STEPS - WARMUP))
-    )
+    if step < WARMUP:
+        return LR * step / WARMUP
+    return LR * math.cos(7 / 16 * math.pi * (step - WARMUP) / (STEPS - WARMUP))
 
 
 @functools.cache
@@ -98,26 +87,19 @@ def step_of(trainer: Trainer, step: int, config: TrainConfig) -> tuple[StepOutpu
     """One step of a run, on random images."""
     rng = torch.Generator().manual_seed(0)
     labels = torch.repeat_interleave(torch.arange(len(COUNTS)), torch.from_numpy(COUNTS))
-    x, index = (
-        torch.randn(6, 4, 3, 8, 8, generator=rng),
-        torch.randperm(len(labels), generator=rng)[:4],
-    )
+    x = torch.randn(6, 4, 3, 8, 8, generator=rng)
+    index = torch.randperm(len(labels), generator=rng)[:4]
     views = dict(zip(trainer.algorithm.views, x[2:], strict=False))
-    batch = Batch(
-        x[0], labels[index], index, views, torch.arange(4), Labeled(x[1], labels[index], index)
-    )
-    return seeded(
-        step, take_step, trainer, batch, Clock(step, config.steps, config.epoch_steps), config
-    )
+    balanced = Labeled(x[1], labels[index], index)
+    batch = Batch(x[0], labels[index], index, views, torch.arange(4), balanced)
+    clock = Clock(step, config.steps, config.epoch_steps)
+    return seeded(step, take_step, trainer, batch, clock, config)
 
 
 def groups_by_name(trainer: Trainer) -> dict[str, dict[str, Any]]:
     """The optimiser's group of every parameter of the network, each of which is in one."""
-    grouped = [
-        (parameter, group)
-        for group in trainer.optimizer.param_groups
-        for parameter in group["params"]
-    ]
+    groups = trainer.optimizer.param_groups
+    grouped = [(parameter, group) for group in groups for parameter in group["params"]]
     named = {id(parameter): name for name, parameter in trainer.model.named_parameters()}
     assert sorted(named) == sorted(id(parameter) for parameter, _ in grouped)
     return {named[id(parameter)]: group for parameter, group in grouped}
@@ -131,9 +113,8 @@ def test_positions_and_class_token_never_decay_whatever_heads_there_are(
     trainer = assembled(algorithm, addon)
     groups = groups_by_name(trainer)
     made = experiment(algorithm, addon)
-    assert set(trainer.model.heads) == set(made.algorithm.heads) | set(
-        made.addon.heads(len(COUNTS))
-    )
+    heads = {*made.algorithm.heads, *made.addon.heads(len(COUNTS))}
+    assert set(trainer.model.heads) == heads
     for name, parameter in trainer.model.named_parameters():
         spared = name in ("backbone.pos_embed", "backbone.cls_token") or parameter.ndim == 1
         assert groups[name]["weight_decay"] == (0 if spared else made.train.weight_decay), name
@@ -157,13 +138,10 @@ def test_it_runs_as_it_comes_at_the_rate_of_the_cosine(algorithm: str, addon: st
     """From a configuration that names algorithm and add-on and nothing else; USB has no schedule
     but for a few pairs.
     """
-    named = Experiment.from_plain(
-        {"algorithm": {"name": algorithm}, "addon": {"name": addon}, "train": {"ema": 0.9}}
-    )
-    assert (named.algorithm, named.addon) == (
-        ALGORITHMS[algorithm].config(),
-        ADDONS[addon].config(),
-    )
+    plain = {"algorithm": {"name": algorithm}, "addon": {"name": addon}, "train": {"ema": 0.9}}
+    named = Experiment.from_plain(plain)
+    assert named.algorithm == ALGORITHMS[algorithm].config()
+    assert named.addon == ADDONS[addon].config()
     trainer, config = assembled(algorithm, addon), experiment(algorithm, addon).train
     output, rate = step_of(trainer, STEPS - 1, config)
     assert bool(output.loss.isfinite())
@@ -174,30 +152,20 @@ def test_it_runs_as_it_comes_at_the_rate_of_the_cosine(algorithm: str, addon: st
 
 def test_every_recipe_and_backbone_ends_at_a_fifth_of_its_rate() -> None:
     groups = [group for table in TABLES.values() for group in table.groups.values()]
-    full = [
-        group.make(root="/data", algorithm=name, refiner="none")
-        for group in groups
-        for name in ALGORITHMS
-    ]
-    recipes = [
-        RECIPES[name](algorithm=algorithm, refiner="none")
-        for name in RECIPES
-        for algorithm in ALGORITHMS
-    ]
+    alone = [{"algorithm": name, "refiner": "none"} for name in ALGORITHMS]
+    full = [group.make(root="/data", **options) for group in groups for options in alone]
+    recipes = [recipe(**options) for recipe in RECIPES.values() for options in alone]
     small = [shrink(made, features) for made in full for features in ("live", "cached")]
     configs = {made.train for made in (*full, *recipes, *small)}
     assert len(configs) > 5
+    expected = [math.cos(share * math.pi) for share in (0, 7 / 32, 7 / 16)]
     for backbone in ("small_cnn", WIDE, VIT):
         model = build_model(ModelConfig(name=backbone), 4)
         for config in configs:
             optimizer, warm = build_optimizer(model, config), config.warmup_steps
-            rates = [
-                set_rate(optimizer, step, config) / config.lr
-                for step in (warm, (warm + config.steps) // 2, config.steps)
-            ]
-            assert rates == pytest.approx(
-                [1, math.cos(7 / 32 * math.pi), math.cos(7 / 16 * math.pi)], rel=1e-3
-            )
+            steps = (warm, (warm + config.steps) // 2, config.steps)
+            rates = [set_rate(optimizer, step, config) / config.lr for step in steps]
+            assert rates == pytest.approx(expected, rel=1e-3)
             assert max(group["lr"] for group in optimizer.param_groups) == rates[-1] * config.lr
 
 
@@ -213,10 +181,9 @@ def test_clipping_is_a_setting_and_clips() -> None:
     def norm_of_a_step(setting: str) -> float:
         trainer = assembled("fixmatch", "none", setting)
         step_of(trainer, 1, experiment("fixmatch", "none", setting).train)
-        gradients = [
-            parameter.grad for parameter in trainer.model.parameters() if parameter.grad is not None
-        ]
-        return float(torch.cat([gradient.flatten() for gradient in gradients]).norm())
+        gradients = [parameter.grad for parameter in trainer.model.parameters()]
+        there = [gradient.flatten() for gradient in gradients if gradient is not None]
+        return float(torch.cat(there).norm())
 
     assert norm_of_a_step("train.clip_norm=0.01") == pytest.approx(0.01, rel=1e-3)
     assert norm_of_a_step("train.clip_norm=0") > 0.1

@@ -12,16 +12,9 @@ from semigpc.data.cifar import ARCHIVES, FORMS
 from semigpc.io.errors import DataError
 from semigpc.paper.fgvc import BENCHMARKS, read_split
 from semigpc.paper.verify import CheckedFigure, Figure, Verification, verify_cifar, verify_fgvc
-from tests.paper.fgvc_samples import (
-    NAMES,
-    PUBLISHED,
-    lines,
-    needs_published,
-    write_images_of,
-    write_lines,
-    write_made_up_set,
-    write_small_set,
-)
+from tests.data.test_splits import TOTALS
+from tests.paper import fgvc_samples
+from tests.paper.fgvc_samples import PUBLISHED, lines, needs_published, write_lines
 
 JPEG_COPY = PUBLISHED.parent / "cifar10-jpeg.zip"
 
@@ -88,7 +81,7 @@ def test_the_real_files_have_the_figures_of_the_specification(file: str) -> None
 
 
 @needs_published
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", fgvc_samples.NAMES)
 def test_the_real_files_pass(name: str) -> None:
     found = published(name)
     assert found.ok
@@ -96,15 +89,9 @@ def test_the_real_files_pass(name: str) -> None:
         finding.what: finding.verdict for finding in found.findings if finding.verdict != "ok"
     }
     wrong = {"cub": {"u_train_in: images"}, "semi_inat": {"test: images"}}.get(name, set())
-    absent = {
-        "semi_fungi": {"u_train: images", "u_train = in + out"},
-        "semi_inat": {
-            "u_train_in: images",
-            "u_train_out: images",
-            "u_train: images",
-            "u_train = in + out",
-        },
-    }.get(name, set())
+    whole = {"u_train: images", "u_train = in + out"}
+    parts = {"u_train_in: images", "u_train_out: images"}
+    absent = {"semi_fungi": whole, "semi_inat": whole | parts}.get(name, set())
     assert verdicts == dict.fromkeys(wrong, "paper is wrong") | dict.fromkeys(absent, "absent")
     assert by_name(found)["images in two parts"].found == 0
 
@@ -112,10 +99,8 @@ def test_the_real_files_pass(name: str) -> None:
 @needs_published
 def test_gamma_is_counted_over_what_the_paper_means() -> None:
     told = {}
-    for name in NAMES:
-        (finding,) = [
-            finding for finding in published(name).findings if finding.what.startswith("gamma")
-        ]
+    for name in fgvc_samples.NAMES:
+        (finding,) = [one for one in published(name).findings if one.what.startswith("gamma")]
         told[name] = (finding.what.removeprefix("gamma over "), finding.found, finding.paper)
     assert told == {
         "semi_aves": ("L_in + U_in", "260/33 = 7.88", "7.9"),
@@ -159,10 +144,9 @@ def test_one_other_label_is_seen_in_the_hash(tmp_path: Path) -> None:
 
 
 def test_every_file_whose_classes_matter_has_a_published_hash() -> None:
-    assert all(
-        BENCHMARKS[name].files[split].sha256
-        for name, split in (file.split("/") for file in COUNTED)
-    )
+    for file in COUNTED:
+        name, split = file.split("/")
+        assert BENCHMARKS[name].files[split].sha256
 
 
 @needs_published
@@ -175,10 +159,8 @@ def test_windows_line_ends_have_the_published_hash(tmp_path: Path) -> None:
 
 @needs_published
 def test_a_image_moved_from_test_to_labels_is_seen(tmp_path: Path) -> None:
-    folder = copied(tmp_path)
-    write_lines(
-        folder / "l_train_val.txt", [*lines("cub", "l_train_val"), lines("cub", "test")[10]]
-    )
+    rows = [*lines("cub", "l_train_val"), lines("cub", "test")[10]]
+    write_lines(copied(tmp_path) / "l_train_val.txt", rows)
     found = verify_fgvc("cub", tmp_path)
     findings = by_name(found)
     assert findings["images in two parts"].found == 1
@@ -189,26 +171,22 @@ def test_a_image_moved_from_test_to_labels_is_seen(tmp_path: Path) -> None:
 
 
 def test_a_malformed_file_is_told_and_the_others_are_still_checked(tmp_path: Path) -> None:
-    folder = write_made_up_set(tmp_path)
+    folder = fgvc_samples.write_made_up_set(tmp_path)
     (folder / "u_train_in.txt").write_text("001.Bird_1/u 0.jpg\n")
     found = verify_fgvc("cub", tmp_path)
     assert by_name(found)["u_train_in: lines"].verdict == "differs"
-    assert any(
-        note.startswith(f"Line 1 of {folder / 'u_train_in.txt'} cannot be used")
-        for note in found.notes
-    )
+    message = f"Line 1 of {folder / 'u_train_in.txt'} cannot be used"
+    assert any(note.startswith(message) for note in found.notes)
     assert by_name(found)["test: images"].found == 200
     assert by_name(found)["gamma over U_in"].verdict == "absent"
 
 
 def test_only_labels_and_test_are_needed(tmp_path: Path) -> None:
-    folder = write_made_up_set(tmp_path)
+    folder = fgvc_samples.write_made_up_set(tmp_path)
     (folder / "test.txt").unlink()
     found = verify_fgvc("cub", tmp_path)
-    needed = {
-        finding.what for finding in found.findings if finding.verdict == "absent" and finding.fails
-    }
-    assert needed == {"test: images"}
+    absent = [finding for finding in found.findings if finding.verdict == "absent"]
+    assert {finding.what for finding in absent if finding.fails} == {"test: images"}
     assert any(note.startswith("Training also needs test.txt") for note in found.notes)
     with pytest.raises(DataError, match="SemiFungi does not exist"):
         verify_fgvc("semi_fungi", tmp_path)
@@ -219,48 +197,40 @@ def test_only_labels_and_test_are_needed(tmp_path: Path) -> None:
 
 @needs_published
 def test_images_are_looked_for_list_by_list(tmp_path: Path) -> None:
-    folder = write_small_set(tmp_path, "semi_aves")
+    folder = fgvc_samples.write_small_set(tmp_path, "semi_aves")
     rows = lines("semi_aves", "u_train_out")[:40]
     for row in rows:
         (folder / row.rpartition(" ")[0]).unlink()
     (folder / "u_train_in" / "7.jpg").unlink()
     reports: list[tuple[str, int, int]] = []
-    found = by_name(
-        verify_fgvc("semi_aves", tmp_path, exist=True, report=lambda *told: reports.append(told))
-    )
-    told = {
-        what: (finding.found, finding.expected, finding.verdict)
-        for what, finding in found.items()
-        if "on disk" in what
-    }
-    assert told == {
-        "l_train_val: images on disk": (200, 200, "ok"),
-        "u_train_in: images on disk": (39, 40, "differs"),
-        "u_train_out: images on disk": (None, 40, "absent"),  # an archive that was never fetched
-        "test: images on disk": (200, 200, "ok"),
-    }
+    result = verify_fgvc("semi_aves", tmp_path, exist=True, report=lambda *now: reports.append(now))
+    found = by_name(result)
+    for part, figures in {
+        "l_train_val": (200, 200, "ok"),
+        "u_train_in": (39, 40, "differs"),
+        "u_train_out": (None, 40, "absent"),  # an archive that was never fetched
+        "test": (200, 200, "ok"),
+    }.items():
+        finding = found[f"{part}: images on disk"]
+        assert (finding.found, finding.expected, finding.verdict) == figures
     assert reports[-1] == ("looking for images", 480, 480)
     assert "images that decode" not in found
 
 
 def test_missing_images_come_with_the_archive(tmp_path: Path) -> None:
-    folder = write_made_up_set(tmp_path)
+    folder = fgvc_samples.write_made_up_set(tmp_path)
     (folder / "images").rename(tmp_path / "elsewhere")
     found = verify_fgvc("cub", tmp_path, exist=True)
     assert by_name(found)["test: images on disk"].fails
     assert not by_name(found)["u_train_in: images on disk"].fails
-    assert any(
-        "200 of its 200 images are missing. They come with CUB_200_2011.tgz" in note
-        for note in found.notes
-    )
+    message = "200 of its 200 images are missing. They come with CUB_200_2011.tgz"
+    assert any(message in note for note in found.notes)
 
 
 def test_every_unreadable_image_is_listed(tmp_path: Path) -> None:
-    folder = write_made_up_set(tmp_path)
-    broken = [
-        folder / "images" / name
-        for name in ("001.Bird_1/test 1.jpg", "003.Bird_3/u 0.jpg", "199.Bird_199/test 0.jpg")
-    ]
+    folder = fgvc_samples.write_made_up_set(tmp_path)
+    names = ("001.Bird_1/test 1.jpg", "003.Bird_3/u 0.jpg", "199.Bird_199/test 0.jpg")
+    broken = [folder / "images" / name for name in names]
     for path in broken:
         path.unlink()
         path.write_bytes(b"no image")
@@ -269,14 +239,12 @@ def test_every_unreadable_image_is_listed(tmp_path: Path) -> None:
     assert (finding.found, finding.expected, finding.verdict) == (404, 407, "differs")
     assert len(found.unreadable) == 3
     for path in broken:
-        assert any(
-            f"The image {path} cannot be read: cannot identify image file" in line
-            for line in found.unreadable
-        )
+        message = f"The image {path} cannot be read: cannot identify image file"
+        assert any(message in line for line in found.unreadable)
 
 
 def test_split_files_may_lie_elsewhere(tmp_path: Path) -> None:
-    folder = write_made_up_set(tmp_path / "lists")
+    folder = fgvc_samples.write_made_up_set(tmp_path / "lists")
     (tmp_path / "images" / "cub").mkdir(parents=True)
     (folder / "images").rename(tmp_path / "images" / "cub" / "images")
     found = verify_fgvc("cub", tmp_path / "images", splits=tmp_path / "lists", decode=True)
@@ -287,14 +255,11 @@ def test_split_files_may_lie_elsewhere(tmp_path: Path) -> None:
 
 
 def test_verdicts() -> None:
-    assert judged(5, 5, 5).verdict == "ok"
-    assert judged(5, 5).verdict == "ok"
-    assert judged(4, 5, 5).verdict == "differs"
+    for figures in ((5, 5, 5), (5, 5), (5, None, 5), (4, None)):
+        assert judged(*figures).verdict == "ok"
+    for figures in ((4, 5, 5), (4, 5, 4), (4, None, 5)):
+        assert judged(*figures).verdict == "differs"
     assert judged(5, 5, 4).verdict == "paper is wrong"
-    assert judged(4, 5, 4).verdict == "differs"
-    assert judged(5, None, 5).verdict == "ok"
-    assert judged(4, None, 5).verdict == "differs"
-    assert judged(4, None).verdict == "ok"
     assert judged(None, 5, 4).verdict == "absent"
     assert not judged(None, 5).fails
     assert judged(None, 5, needed=True).fails
@@ -321,23 +286,14 @@ def test_official_files_of_cifar_pass_and_give_the_printed_totals(tmp_path: Path
     findings = by_name(found)
     assert found.ok
     assert not found.notes
-    assert (findings["train.bin: bytes"].found, findings["test.bin: bytes"].found) == (
-        153_700_000,
-        30_740_000,
-    )
+    assert findings["train.bin: bytes"].found == 153_700_000
+    assert findings["test.bin: bytes"].found == 30_740_000
     assert findings["training: classes"].found == "100 x 500"
     assert findings["test: classes"].found == "100 x 100"
     assert findings["cifar-100-binary.tar.gz: md5"].verdict == "absent"
-    totals = {
-        what: (finding.found, finding.paper)
-        for what, finding in findings.items()
-        if what.startswith("labels")
-    }
-    assert totals == {
-        "labels at gamma 20": (4741, 4741),
-        "labels at gamma 50": (3751, 3751),
-        "labels at gamma 100": (3218, 3218),
-    }
+    for ratio, total in TOTALS[100, 150].items():
+        labels = findings[f"labels at gamma {ratio}"]
+        assert labels.found == labels.paper == total
 
     with (folder / "test.bin").open("r+b") as file:
         file.truncate(30_740_000 - 1)
@@ -361,15 +317,13 @@ def test_a_copy_that_lacks_images_differs(tmp_path: Path) -> None:
         for c in range(10)
         for i in range(count)
     ]
-    write_images_of(tmp_path / "copy", rows)
+    fgvc_samples.write_images_of(tmp_path / "copy", rows)
     (tmp_path / "copy" / "train" / "4" / "0.jpg").unlink()
     (tmp_path / "copy" / "train" / "4" / "0.jpg").write_bytes(b"no image")
     found = verify_cifar(10, tmp_path / "copy", decode=True)
     findings = by_name(found)
-    assert (findings["training: images"].found, findings["training: classes"].found) == (
-        30,
-        "10 x 3",
-    )
+    assert findings["training: images"].found == 30
+    assert findings["training: classes"].found == "10 x 3"
     assert findings["labels at gamma 100"].found == "too few images"
     assert (findings["images that decode"].found, len(found.unreadable)) == (39, 1)
     assert "train/4/0.jpg cannot be read" in found.unreadable[0]
@@ -381,18 +335,9 @@ def test_the_jpeg_copy_of_cifar_gives_the_printed_totals() -> None:
     found = verify_cifar(10, JPEG_COPY)
     findings = by_name(found)
     assert found.ok
-    assert (findings["training: classes"].found, findings["test: classes"].found) == (
-        "10 x 5000",
-        "10 x 1000",
-    )
+    assert findings["training: classes"].found == "10 x 5000"
+    assert findings["test: classes"].found == "10 x 1000"
     assert any("This copy has image files" in note for note in found.notes)
-    assert [findings[f"labels at gamma {gamma}"].found for gamma in (50, 100, 150)] == [
-        4196,
-        3720,
-        3496,
-    ]
-    assert [findings[f"unlabelled at gamma {gamma}"].found for gamma in (50, 100, 150)] == [
-        13996,
-        12406,
-        11665,
-    ]
+    for what, head in (("labels", 1500), ("unlabelled", 5000)):
+        for ratio, total in TOTALS[10, head].items():
+            assert findings[f"{what} at gamma {ratio}"].found == total

