@@ -32,9 +32,7 @@ CPU = torch.device("cpu")
 MARK = "_pretended_device"
 PINNED = "_pretended_to_be_pinned"
 SOURCE = "/src/semigpc/"
-SMALL = (
-    2**16
-)  # bytes; a non-blocking copy of pageable memory waits for the device only if it is larger
+SMALL = 2**16  # bytes; a non-blocking copy of pageable memory waits only if it is larger
 CONSTRUCTORS = {
     name
     for make in _device_constructors()
@@ -51,26 +49,10 @@ WAITING = {  # operations whose result, or the size of it, the host has to know
     *("_linalg_check_errors", "_linalg_eigh", "_linalg_svd", "linalg_lstsq"),
 }
 INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"}
-TAKES_NUMBERS = {
-    "fill",
-    "fill_",
-    "masked_fill",
-    "masked_fill_",
-    "where",
-    *INDEXING,
-}  # of the host, as arithmetic does
-TAKES_NONE = {
-    "clamp",
-    "clamp_",
-    "clamp_min",
-    "clamp_min_",
-    "clamp_max",
-    "clamp_max_",
-    "lerp",
-    "lerp_",
-    "addcmul",
-    "addcdiv",
-}
+# of the host, as arithmetic does
+TAKES_NUMBERS = {"fill", "fill_", "masked_fill", "masked_fill_", "where", *INDEXING}
+TAKES_NONE = {"lerp", "lerp_", "addcmul", "addcdiv"}
+TAKES_NONE |= {f"clamp{end}" for end in ("", "_", "_min", "_min_", "_max", "_max_")}
 
 TORCH: Any = torch  # untyped, as what is replaced below
 DEVICE = TORCH._C.TensorBase.device.__get__
@@ -116,14 +98,8 @@ class PretendDevice(TorchDispatchMode):
             (Tensor, _methods(self)),
             (torch.cuda, _cuda(self)),
             (torch.accelerator, ACCELERATOR),
-            (
-                torch._C,
-                {"_group_tensors_by_device_and_dtype": _grouped},
-            ),  # for optimisers and clipping
-            (
-                torch,
-                {"autocast": lambda *_, **options: AUTOCAST(**options | {"device_type": "cpu"})},
-            ),
+            (torch._C, {"_group_tensors_by_device_and_dtype": _grouped}),  # for optimisers
+            (torch, {"autocast": _autocast}),
         ):
             for name, value in replaced.items():
                 self._patch.setattr(place, name, value)
@@ -162,9 +138,8 @@ class PretendDevice(TorchDispatchMode):
         if origin != target:
             options["copy"] = True
             if (origin, target) == (CPU, CUDA):
-                self.copied(
-                    tensor, options["dtype"], non_blocking=options.get("non_blocking", False)
-                )
+                non_blocking = options.get("non_blocking", False)
+                self.copied(tensor, options["dtype"], non_blocking=non_blocking)
             elif origin == CUDA:
                 self.wait(name)
         moved: Tensor = TO(tensor, **options)
@@ -211,14 +186,12 @@ class PretendDevice(TorchDispatchMode):
             return operation(*args, **kwargs)
         home = self._target or self._home(operation, name, args, kwargs, tensors)
         if home == CUDA and any(isinstance(leaf, torch.Generator) for leaf in leaves):
-            raise RuntimeError(
-                f"Expected a 'cuda' device type for generator but found 'cpu' ({name})"
-            )
+            found = "Expected a 'cuda' device type for generator but found 'cpu'"
+            raise RuntimeError(f"{found} ({name})")
         if home == CUDA and (name in WAITING or _waits_sometimes(name, *args, **kwargs)):
             self.wait(name)
-        with self._own_random_numbers(
-            home == CUDA and torch.Tag.nondeterministic_seeded in operation.tags
-        ):
+        draws = torch.Tag.nondeterministic_seeded in operation.tags
+        with self._own_random_numbers(home == CUDA and draws):
             result = operation(*args, **kwargs)
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor):
@@ -240,11 +213,8 @@ class PretendDevice(TorchDispatchMode):
             home = _known(args[0])
             source = _known(args[1])
             if (home, source) == (CUDA, CPU):
-                self.copied(
-                    args[1],
-                    args[0].dtype,
-                    non_blocking=args[2:3] == (True,) or kwargs.get("non_blocking", False),
-                )
+                non_blocking = args[2:3] == (True,) or kwargs.get("non_blocking", False)
+                self.copied(args[1], args[0].dtype, non_blocking=non_blocking)
             elif (home, source) == (CPU, CUDA):
                 self.wait("copy_ to the host")
             return home or source
@@ -255,18 +225,13 @@ class PretendDevice(TorchDispatchMode):
         if homes == {CPU, CUDA}:
             on_host = [tensor for tensor in tensors if _known(tensor) == CPU]
             number = len(on_host) == 1 and on_host[0].dim() == 0
-            takes = (
-                torch.Tag.pointwise in operation.tags or name in TAKES_NUMBERS
-            ) and name not in TAKES_NONE
-            never = kwargs.get(
-                "out", args[0] if name == "where" or name.endswith("_") else None
-            )  # a condition, or written
+            pointwise = torch.Tag.pointwise in operation.tags
+            takes = (pointwise or name in TAKES_NUMBERS) and name not in TAKES_NONE
+            first = args[0] if name == "where" or name.endswith("_") else None
+            never = kwargs.get("out", first)  # a condition, or written
             if not (number and takes and on_host[0] is not never):
-                found = (
-                    "Expected all tensors to be on the same device, but found at least two "
-                    "devices, cuda:0 and cpu!"
-                )
-                raise RuntimeError(f"{found} ({name})")
+                expected = "Expected all tensors to be on the same device"
+                raise RuntimeError(f"{expected}, but found cuda:0 and cpu ({name})")
             if name in INDEXING:
                 self.copied(on_host[0], on_host[0].dtype, non_blocking=False)
             return CUDA
@@ -283,10 +248,7 @@ class PretendDevice(TorchDispatchMode):
             if index is None or home is None or own is None:
                 continue
             if (home, own) == (CPU, CUDA):
-                raise RuntimeError(
-                    "indices should be either on cpu or on the same device as the indexed tensor "
-                    "(cpu)"
-                )
+                raise RuntimeError("indices should be on cpu or on the same device as the tensor")
             if (home, own) == (CUDA, CPU):
                 self.copied(index, index.dtype, non_blocking=False)
             elif home == CUDA and index.dtype in (torch.bool, torch.uint8):
@@ -338,9 +300,9 @@ def _line() -> str:
     """Return the line of the package that is being executed."""
     frames = (frame for frame in reversed(traceback.extract_stack()) if SOURCE in frame.filename)
     frame = next(frames, None)
-    return (
-        "elsewhere" if frame is None else f"{frame.filename.rpartition(SOURCE)[2]}:{frame.lineno}"
-    )
+    if frame is None:
+        return "elsewhere"
+    return f"{frame.filename.rpartition(SOURCE)[2]}:{frame.lineno}"
 
 
 # What torch has on a machine with one GPU ---------------------------------------------------------
@@ -363,9 +325,8 @@ def _methods(pretended: PretendDevice) -> dict[str, Any]:
         options = dict(zip(("dtype", "non_blocking", "copy"), rest, strict=False)) | kwargs
         target = options.pop("device", None)
         options = {name: value for name, value in options.items() if value is not None}
-        return pretended.move(
-            tensor, _device(tensor) if target is None else _named(target), "to", **options
-        )
+        home = _device(tensor) if target is None else _named(target)
+        return pretended.move(tensor, home, "to", **options)
 
     def listed(tensor: Tensor) -> Any:
         if _device(tensor) == CUDA:
@@ -379,19 +340,14 @@ def _methods(pretended: PretendDevice) -> dict[str, Any]:
     def on_host_only(read: Callable[..., Any]) -> Callable[..., Any]:
         def checked(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
             if _device(tensor) == CUDA:
-                raise TypeError(
-                    "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy it "
-                    "first."
-                )
+                raise TypeError("can't convert cuda:0 device type tensor to numpy")
             return read(tensor, *args, **kwargs)
 
         return checked
 
     def pin_memory(tensor: Tensor, *_: Any) -> Tensor:
         if _device(tensor) == CUDA:
-            raise RuntimeError(
-                "cannot pin 'torch.cuda.FloatTensor' only dense CPU tensors can be pinned"
-            )
+            raise RuntimeError("cannot pin 'torch.cuda.FloatTensor': only CPU tensors")
         pinned = tensor.clone()
         setattr(pinned.untyped_storage(), PINNED, True)
         return pinned
@@ -399,9 +355,7 @@ def _methods(pretended: PretendDevice) -> dict[str, Any]:
     return {
         "to": to,
         "cpu": lambda tensor, **options: pretended.move(tensor, CPU, "cpu", **options),
-        "cuda": lambda tensor, _device=None, non_blocking=False: to(
-            tensor, CUDA, non_blocking=non_blocking
-        ),
+        "cuda": lambda tensor, _device=None, **options: to(tensor, CUDA, **options),
         "tolist": listed,
         "numpy": on_host_only(numpy),
         "__array__": on_host_only(array),
@@ -438,6 +392,10 @@ def _cuda(pretended: PretendDevice) -> dict[str, Any]:
         "synchronize": lambda *_: pretended.wait("synchronize"),
         "empty_cache": _returning(None),
     }
+
+
+def _autocast(*_: Any, **options: Any) -> Any:
+    return AUTOCAST(**options | {"device_type": "cpu"})
 
 
 def _returning(value: Any) -> Callable[..., Any]:

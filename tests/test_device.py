@@ -7,6 +7,7 @@ import shutil
 import textwrap
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partialmethod
 from pathlib import Path
 from typing import Any, get_args
 
@@ -37,14 +38,8 @@ from tests.training.small_runs import small_run
 
 SHORT = (
     *("data.test_per_class=6", "data.validation_per_class=3", "data.split.unlabeled_head=60"),
-    *(
-        "train.steps=6",
-        "train.epoch_steps=2",
-        "train.eval_steps=6",
-        "train.checkpoint_steps=3",
-        "train.log_steps=2",
-    ),
-    "train.workers=0",
+    *("train.steps=6", "train.epoch_steps=2", "train.eval_steps=6", "train.checkpoint_steps=3"),
+    *("train.log_steps=2", "train.workers=0"),
 )
 
 
@@ -78,19 +73,12 @@ def test_algorithm_and_refiner(
         *("refiner.engine=ensemble", "refiner.engine=matrix_free"),
         "refiner.learn=leave_one_out refiner.learn_steps=4",
         *("refiner.kernel=cosine", "refiner.kernel=ntk", "refiner.kernel_clip=0.1"),
-        *(
-            "refiner.role=classifier refiner.exclude_same_index=true",
-            "refiner.confidence=variance refiner.balanced=true",
-        ),
-        *(
-            "refiner.confidence=expected refiner.balanced=true",
-            "refiner.eval_buffer=rebuilt refiner.eval_head=gp",
-        ),
-        *(
-            "train.precision=16-mixed train.clip_norm=1",
-            "train.precision=bf16-mixed",
-            "train.optimizer=sgd train.ema=0",
-        ),
+        "refiner.role=classifier refiner.exclude_same_index=true",
+        "refiner.confidence=variance refiner.balanced=true",
+        "refiner.confidence=expected refiner.balanced=true",
+        "refiner.eval_buffer=rebuilt refiner.eval_head=gp",
+        "train.precision=16-mixed train.clip_norm=1",
+        *("train.precision=bf16-mixed", "train.optimizer=sgd train.ema=0"),
     ],
 )
 def test_engine_kernel_and_precision(settings: str, gpu: PretendDevice, tmp_path: Path) -> None:
@@ -115,10 +103,9 @@ class _Copier(Listener):
             shutil.copytree(self.run, self.run.with_name("killed"))
 
 
+# These draw random numbers on the device.
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "algorithm", ["remixmatch", "npmatch"]
-)  # these draw random numbers on the device
+@pytest.mark.parametrize("algorithm", ["remixmatch", "npmatch"])
 @pytest.mark.usefixtures("gpu")
 def test_a_killed_run_resumes_to_the_same_bits(algorithm: str, tmp_path: Path) -> None:
     whole = tmp_path / "whole"
@@ -151,10 +138,8 @@ def test_export_of_a_run_on_frozen_features(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SEMIGPC_CACHE", str(tmp_path / "cache"))
-    frozen = replace(
-        tiny_run("simmatch", "gp", "refiner.eval_head=gp"), frozen=FrozenConfig(views=2, width=32)
-    )
-    train(frozen, tmp_path / "run")
+    run = tiny_run("simmatch", "gp", "refiner.eval_head=gp")
+    train(replace(run, frozen=FrozenConfig(views=2, width=32)), tmp_path / "run")
     for kind in get_args(Kind):
         assert export_run(tmp_path / "run", kind=kind).path.exists()
 
@@ -191,16 +176,11 @@ def _edited(
         source = textwrap.dedent(inspect.getsource(bare))
         assert right in source, f"{bare.__qualname__} has changed: plant the mistake elsewhere"
         made: dict[str, Any] = {}
-        exec(
-            compile(source.replace(right, wrong), inspect.getfile(bare), "exec"),
-            vars(inspect.getmodule(bare)),
-            made,
-        )
-        patch.setattr(
-            bare,
-            "__code__",
-            inspect.unwrap(getattr(made[bare.__name__], "__func__", made[bare.__name__])).__code__,
-        )
+        code = compile(source.replace(right, wrong), inspect.getfile(bare), "exec")
+        exec(code, vars(inspect.getmodule(bare)), made)
+        edited = made[bare.__name__]
+        edited = inspect.unwrap(getattr(edited, "__func__", edited))
+        patch.setattr(bare, "__code__", edited.__code__)
 
     return plant
 
@@ -232,34 +212,25 @@ def _do_not_move(patch: pytest.MonkeyPatch) -> None:
 
 
 def _restore_to_the_host(patch: pytest.MonkeyPatch) -> None:
-    load = nn.Module.load_state_dict
-    patch.setattr(
-        nn.Module, "load_state_dict", lambda module, state: load(module, state, assign=True)
-    )
+    assigning = partialmethod(nn.Module.load_state_dict, assign=True)
+    patch.setattr(nn.Module, "load_state_dict", assigning)
 
 
 DRAW = "torch.rand(len(probs), device=probs.device) < probs"
+WITH_ABC = replace(tiny_run(), addon=ADDONS["abc"].config())
+PRIOR = GaussianProcessRefiner._class_prior
 MISTAKES: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], Experiment]] = {
     "an index of the device for a table of the host": (
         _edited(PseudoLabelStats.add, "self.truth = self.truth.to(labels.device)", "pass"),
         tiny_run("fixmatch", "none"),
     ),
-    "a mask on the host": (
-        _edited(ABC._draw, DRAW, f"({DRAW}).cpu()"),
-        replace(tiny_run(), addon=ADDONS["abc"].config()),
-    ),
+    "a mask on the host": (_edited(ABC._draw, DRAW, f"({DRAW}).cpu()"), WITH_ABC),
     "a generator of the host": (
-        _edited(
-            ABC._draw, "device=probs.device", "device=probs.device, generator=torch.Generator()"
-        ),
-        replace(tiny_run(), addon=ADDONS["abc"].config()),
+        _edited(ABC._draw, "=probs.device", "=probs.device, generator=torch.Generator()"),
+        WITH_ABC,
     ),
     "a number of the device among tensors of the host": (
-        _edited(
-            GaussianProcessRefiner._class_prior,
-            "counts.sum()",
-            "counts.sum().to(self.engine.device)",
-        ),
+        _edited(PRIOR, "counts.sum()", "counts.sum().to(self.engine.device)"),
         tiny_run(),
     ),
     "a vector left on the host": (

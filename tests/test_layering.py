@@ -32,20 +32,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "labeling": {"gp", "estimator", "models", "data", "report"},
     "review": {"labeling", "estimator", "data", "report"},
     "paper": {"report", "training", "addons", "algorithms", "refiners", "gp", "models", "data"},
-    "cli": {
-        "addons",
-        "algorithms",
-        "refiners",
-        "models",
-        "data",
-        "training",
-        "export",
-        "paper",
-        "report",
-        "estimator",
-        "labeling",
-        "review",
-    },
+    "cli": {"addons", "algorithms", "refiners", "models", "data", "training", "export"}
+    | {"paper", "report", "estimator", "labeling", "review"},
     "__init__": {"gp", "refiners", "algorithms", "data", "models", "training", "estimator"},
     "__main__": {"cli"},
 }

@@ -35,17 +35,9 @@ def test_every_public_name_is_there_and_an_unknown_one_is_not() -> None:
 
 
 def test_every_extra_that_a_message_names_exists() -> None:
-    places = [
-        *SOURCE.rglob("*.py"),
-        *(ROOT / "benchmarks").glob("*.py"),
-        ROOT / "README.md",
-        *(ROOT / "docs").glob("*.md"),
-    ]
-    groups = [
-        group
-        for path in places
-        for group in re.findall(r"semigpc\\{0,2}\[([a-z,]+)\]", path.read_text())
-    ]
+    places = [*SOURCE.rglob("*.py"), *(ROOT / "benchmarks").glob("*.py"), ROOT / "README.md"]
+    texts = [path.read_text() for path in (*places, *(ROOT / "docs").glob("*.md"))]
+    groups = re.findall(r"semigpc\\{0,2}\[([a-z,]+)\]", "\n".join(texts))
     named = {extra for group in groups for extra in group.split(",")}
     assert {"export", "ray", "review"} <= named <= set(PROJECT["optional-dependencies"])
 
@@ -87,8 +79,5 @@ def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
         path for path in SOURCE.rglob("*") if path.is_file() and "__pycache__" not in path.parts
     )
     assert inside == {str(path.relative_to(SOURCE.parent)) for path in files}
-    assert {
-        "semigpc/py.typed",
-        "semigpc/report/templates/run.html",
-        "semigpc/review/static/index.html",
-    } <= inside
+    data = ("py.typed", "report/templates/run.html", "review/static/index.html")
+    assert {f"semigpc/{name}" for name in data} <= inside

@@ -26,59 +26,26 @@ PAGE = ROOT / "docs" / "paper_to_code.md"
 LINK = re.compile(r"\[([^\]]+)\]\(([^)]+)\)")
 # What the text of the paper claims; the numbers of each have to stand together in one line.
 CLAIMS = (
-    "N_Q = 16300",
-    "N_Q around 16K",
-    "N_Q ~ 80K",
-    "x 7.5 N_Q ~ 16k, B = 8",
-    "~0.8",
-    "~1.3",
-    "+7.65 +1.84",
-    "1.92 2 20.52",
-    "17.39 9.54 45",
-    "5.62 3.85 32",
-    "+1.5",
-    "7.63 10.17",
-    "100 10",
-    "4 1 1 3 3 80",
-    "200 8 3",
-    "7.9 10.1 8.5 2",
+    *("N_Q = 16300", "N_Q around 16K", "N_Q ~ 80K", "x 7.5 N_Q ~ 16k, B = 8", "~0.8", "~1.3"),
+    *("+7.65 +1.84", "1.92 2 20.52", "17.39 9.54 45", "5.62 3.85 32", "+1.5", "7.63 10.17"),
+    *("100 10", "4 1 1 3 3 80", "200 8 3", "7.9 10.1 8.5 2"),
     "200 200 800 5959 26640 122208 40",
     "200 200 1194 4141 13166 64871 20",
     "810 810 1629 13771 91336 221912 100",
     "100 100 100 1000 3853 5903 1000",
 )
 SUBJECTS = (  # equations, figures and tables
-    *(
-        "kernel k(a, b)",
-        "posterior mean",
-        "softmax(lambda mu)",
-        "kernel clipping",
-        "block update",
-        "smoothing",
-        "FIFO buffer",
-    ),
-    *(
-        "class-balanced buffer",
-        "similarity aggregate",
-        "Figure 1",
-        "toy figures",
-        "complexity of one update",
-    ),
-    *(
-        "CIFAR-100-LT, settings A and B",
-        "CIFAR-10-LT, settings A and B",
-        "fine-grained benchmarks",
-        "balanced CIFAR",
-    ),
+    *("kernel k(a, b)", "posterior mean", "softmax(lambda mu)", "kernel clipping", "block update"),
+    *("smoothing", "FIFO buffer", "class-balanced buffer", "similarity aggregate", "Figure 1"),
+    *("toy figures", "complexity of one update", "fine-grained benchmarks", "balanced CIFAR"),
+    *("CIFAR-100-LT, settings A and B", "CIFAR-10-LT, settings A and B"),
     *("base algorithms on SemiAves", "pre-trainings on SemiAves"),
 )
 
 
 def rows(page: str) -> list[tuple[str, str]]:
     """What the paper has and what answers it here, for every line of the tables."""
-    lines = [
-        line for line in page.splitlines() if line.startswith("|") and not line.startswith("|---")
-    ]
+    lines = [line for line in page.splitlines() if re.match(r"\|(?!---)", line)]
     cells = [re.split(r"(?<!\\)\|", line.strip().strip("|")) for line in lines]
     return [(first.strip(), second.strip()) for first, second in cells if second.strip() != "here"]
 
@@ -108,9 +75,8 @@ def experiments() -> tuple[Any, ...]:
 def check_setting(setting: str) -> None:
     """Check that a KEY=VALUE can be set, or that a KEY exists."""
     if "=" not in setting:
-        assert any(setting in flattened(one.to_plain()) for one in experiments()), (
-            f"no setting {setting}"
-        )
+        known = [name for one in experiments() for name in flattened(one.to_plain())]
+        assert setting in known, f"no setting {setting}"
         return
     refusals = []
     for one in experiments():
@@ -123,11 +89,8 @@ def check_setting(setting: str) -> None:
 
 
 def options_of(command: Any) -> set[str]:
-    return {
-        name
-        for parameter in command.params
-        for name in (*parameter.opts, *parameter.secondary_opts)
-    }
+    parameters = command.params
+    return {name for one in parameters for name in (*one.opts, *one.secondary_opts)}
 
 
 def check_command(words: list[str], command: Any) -> None:
@@ -156,9 +119,8 @@ def check(code: str, target: str | None, modules: dict[str, ModuleType]) -> None
         module = importlib.import_module(".".join(script.with_suffix("").parts))
         check_command(words[2:], get_command(module.app))
     elif code.endswith((".py", ".md")):
-        assert (ROOT / code).is_file() or (ROOT / "src" / "semigpc" / code).is_file(), (
-            f"{code} does not exist"
-        )
+        places = (ROOT / code, ROOT / "src" / "semigpc" / code)
+        assert any(place.is_file() for place in places), f"{code} does not exist"
     elif "=" in code or re.match(r"(algorithm|augment|data|model|refiner|train)\.", code):
         check_setting(code)
     elif target is not None:
@@ -182,18 +144,19 @@ MODULES = linked_modules(PAGE.read_text())
 
 @pytest.mark.parametrize(("subject", "here"), ROWS, ids=[subject[:40] for subject, _ in ROWS])
 def test_the_line_leads_to_what_it_names(subject: str, here: str) -> None:
-    named = list(pieces(here))
-    assert named, f"nothing to follow for: {subject}"
+    check_all(here)
+
+
+def check_all(text: str) -> None:
+    named = list(pieces(text))
+    assert named, f"nothing to follow: {text}"
     for code, target in named:
         check(code, target, MODULES)
 
 
 def test_what_stands_between_the_tables_is_followed_too() -> None:
     prose = "\n".join(line for line in PAGE.read_text().splitlines() if not line.startswith("|"))
-    named = list(pieces(prose))
-    assert named
-    for code, target in named:
-        check(code, target, MODULES)
+    check_all(prose)
     assert "lambda, sigma and l are ours" in prose
 
 

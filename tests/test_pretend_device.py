@@ -97,9 +97,8 @@ def test_buffers_that_stay_on_the_host_are_not_on_the_device(gpu: PretendDevice)
     assert gpu.waits.total() == 2
 
 
-RIGHT: dict[
-    str, Callable[[Tensor, Tensor], Tensor]
-] = {  # of a tensor of the device and one of the host
+# of a tensor of the device and one of the host
+RIGHT: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "a number of the host": lambda x, host: x * host.sum() + torch.tensor(2.0),
     "a number of the host written": lambda x, host: x.masked_fill(x > 0, host.sum()),
     "a number of the host chosen": lambda x, host: torch.where(x > 0, x, host.sum()),
@@ -136,12 +135,8 @@ WRONG: dict[str, Callable[[Tensor, Tensor], object]] = {
     "stack of numbers": lambda x, host: torch.stack([x.sum(), host.sum()]),
     "out": lambda x, host: torch.add(x, x, out=host),
     "scatter": lambda x, host: x.scatter_add(0, host.long(), x),
-    "a generator": lambda x, host: torch.rand(
-        len(host), device=x.device, generator=torch.Generator()
-    ),
-    "a generator for drawing": lambda x, host: (x + 1).multinomial(
-        len(host), generator=torch.Generator()
-    ),
+    "a generator": lambda x, host: torch.rand(4, device=x.device, generator=torch.Generator()),
+    "a generator for drawing": lambda x, _: (x + 1).multinomial(4, generator=torch.Generator()),
     "numpy": lambda x, host: x.numpy() + host.numpy(),
     "asarray": lambda x, host: np.asarray(x) + np.asarray(host),
     "pinning": lambda x, host: (host.pin_memory(), x.pin_memory()),

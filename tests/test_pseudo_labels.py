@@ -76,9 +76,8 @@ def test_a_batch_is_counted_before_it_is_aligned(
     make: Callable[[Tensor], EMAAlignment | QueueAlignment], generator: torch.Generator
 ) -> None:
     probs = draw(generator)
-    torch.testing.assert_close(
-        make(TARGET).double()(probs), align(probs, TARGET.double(), probs.mean(dim=0))
-    )
+    expected = align(probs, TARGET.double(), probs.mean(dim=0))
+    torch.testing.assert_close(make(TARGET).double()(probs), expected)
 
 
 def test_the_moving_average_starts_at_the_first_batch(generator: torch.Generator) -> None:
@@ -95,9 +94,8 @@ def test_the_queue_forgets_and_counts_only_what_it_has_seen(generator: torch.Gen
     tracker = QueueAlignment(TARGET, 3).double()
     means: list[Tensor] = []
     for _ in range(7):
-        probs = 1e-5 * draw(
-            generator
-        )  # so small that zeros in unused slots would show beside the 1e-6
+        # so small that zeros in unused slots would show beside the 1e-6
+        probs = 1e-5 * draw(generator)
         means = [*means, probs.mean(dim=0)][-3:]
         expected = align(probs, TARGET.double(), torch.stack(means).mean(dim=0))
         torch.testing.assert_close(tracker(probs), expected, rtol=0, atol=1e-12)
@@ -126,19 +124,17 @@ def test_a_table_written_by_last_of_each_holds_what_a_loop_leaves(
         mask = torch.rand(9, generator=generator) < 0.5
         expected = torch.full((6,), -1)
         masked = torch.full((6,), -1)
-        for position, value, sure in zip(
-            index.tolist(), values.tolist(), mask.tolist(), strict=True
-        ):
+        rows = zip(index.tolist(), values.tolist(), mask.tolist(), strict=True)
+        for position, value, sure in rows:
             expected[position] = value
             masked[position] = value if sure else masked[position]
         table = torch.full((6,), -1)
         table[index.flip(0)] = values[last_of_each(index)].flip(0)  # in any order of writing
         assert torch.equal(table, expected)
         last = last_of_each(index, mask)
-        assert torch.equal(
-            torch.full((6,), -1).index_put_((index,), torch.where(last >= 0, values[last], -1)),
-            masked,
-        )
+        table = torch.full((6,), -1)
+        table[index] = torch.where(last >= 0, values[last], -1)
+        assert torch.equal(table, masked)
 
 
 def test_classes_are_counted_and_one_hot_encoded_as_torch_does(generator: torch.Generator) -> None:
