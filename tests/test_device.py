@@ -3,7 +3,6 @@ planted mistakes are found.
 """
 
 import inspect
-import shutil
 import textwrap
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,11 +26,11 @@ from semigpc.gp.matrix_free import MatrixFreeGP
 from semigpc.models.encoder import EmbedConfig
 from semigpc.pseudo_labels import one_hot
 from semigpc.refiners import REFINERS, GaussianProcessRefiner, GPConfig
-from semigpc.training import Experiment, FrozenConfig, Listener, RunFolder, train
+from semigpc.training import Experiment, FrozenConfig, train
 from semigpc.training.inference import load_run
 from semigpc.training.metrics import PseudoLabelStats
-from semigpc.training.run_folder import read_checkpoint
 from semigpc.types import Batch
+from tests.addons.test_composition import check_resumes
 from tests.batteries import combinations
 from tests.pretend_device import CUDA, PretendDevice
 from tests.training.small_runs import small_run
@@ -92,31 +91,12 @@ def test_addon(addon: str, gpu: PretendDevice, tmp_path: Path) -> None:
     train_on(gpu, replace(tiny_run("fixmatch", "none"), addon=config), tmp_path / "run")
 
 
-class _Copier(Listener):
-    """Copies the folder, as if the run had been killed, in the step after a checkpoint."""
-
-    def __init__(self, run: Path) -> None:
-        self.run = run
-
-    def step(self, step: int) -> None:
-        if step == 4:
-            shutil.copytree(self.run, self.run.with_name("killed"))
-
-
 # These draw random numbers on the device.
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["remixmatch", "npmatch"])
 @pytest.mark.usefixtures("gpu")
 def test_a_killed_run_resumes_to_the_same_bits(algorithm: str, tmp_path: Path) -> None:
-    whole = tmp_path / "whole"
-    killed = tmp_path / "killed"
-    experiment = tiny_run(algorithm)
-    train(experiment, whole, listener=_Copier(whole))
-    assert read_checkpoint(RunFolder(killed).last).state["step"] == 3
-    train(experiment, killed, resume=True)
-    ours, theirs = (read_checkpoint(RunFolder(path).last).tensors for path in (whole, killed))
-    assert ours.keys() == theirs.keys()
-    assert not [name for name, value in ours.items() if not torch.equal(value, theirs[name])]
+    check_resumes(tiny_run(algorithm), tmp_path)
 
 
 def test_a_run_is_used_on_the_device_and_without_one(tmp_path: Path) -> None:

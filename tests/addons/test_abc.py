@@ -108,33 +108,6 @@ def test_loss_and_gradients_follow_the_equations(hard: bool, counts: tuple[int, 
     assert 0 < sum(kept) < len(kept), "no mixed masks, nothing shown"
 
 
-def rows_learnt(progress: float, rows: int, logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Return masks (rows,) of the rows the head learns from; row b is of class b % C."""
-    y = torch.arange(rows) % CLASSES
-    batch = Batch(torch.zeros(rows, 1), y, y, {}, y)
-    scores = [torch.zeros(rows, CLASSES, requires_grad=True) for _ in range(2)]
-    x, strong = (ModelOutput(s, s, {"abc": s}) for s in scores)
-    weak = ModelOutput(logits, logits, {"abc": logits})
-    addon = ABC(ABCConfig(), TASK)
-    step = Step(networks(), batch, Clock(int(1000 * progress), 1000, 1))
-    loss = seeded(0, addon.extra_loss, step, x, weak, strong).loss
-    by_x, by_s = torch.autograd.grad(loss, scores)
-    return by_x.abs().sum(dim=1) > 0, by_s.abs().sum(dim=1) > 0
-
-
-def test_rows_are_kept_as_often_as_their_class_is_rare() -> None:
-    rows = 4000 * CLASSES
-    y = torch.arange(rows) % CLASSES
-    sure = 20 * torch.nn.functional.one_hot(y, CLASSES).float()
-    for progress in (0.0, 0.5, 1.0):
-        kept_x, kept_u = rows_learnt(progress, rows, sure)
-        for c, n in enumerate(COUNTS):
-            share = min(COUNTS) / n
-            assert kept_x[y == c].float().mean().item() == pytest.approx(share, abs=0.04)
-            expected = 1 - progress * (1 - share)
-            assert kept_u[y == c].float().mean().item() == pytest.approx(expected, abs=0.04)
-
-
 def test_the_second_head_is_asked_for_and_answers() -> None:
     config = ABCConfig()
     assert config.heads(CLASSES) == {"abc": HeadSpec("linear", CLASSES)}

@@ -229,46 +229,6 @@ def test_pseudo_labels_come_from_moving_average_and_head_not_from_the_student() 
     assert (ask(copy_of(networks), other_head) - expected).abs().max() > 1e-3
 
 
-def test_features_are_enhanced_as_often_as_their_own_class_is_rare(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """USB takes the argmax of a scalar for the class, which is always 0, and enhances none."""
-    rows = 3000 * CLASSES
-    y = torch.arange(rows) % CLASSES
-    addon, networks, batch = started(), pair(), stream(1)[0]
-    images = torch.randn(rows, 3, tiny.SIDE, tiny.SIDE, dtype=torch.float64)
-    learnt: list[Tensor] = []
-    monkeypatch.setattr(addon.head, "learn", lambda features, _: learnt.append(features))
-    step = Step(networks, batch._replace(balanced=Labeled(images, y, y)), AFTER)
-    seeded(0, addon.weak, step, networks.forward(batch.x)[0])
-    plain = networks.ask_teacher(images).features
-    enhanced = (learnt[0] - plain).abs().amax(dim=1) > 1e-9
-    for c, n in enumerate(COUNTS):
-        share = (max(COUNTS) - n) / max(COUNTS)
-        assert enhanced[y == c].double().mean().item() == pytest.approx(share, abs=0.04)
-
-    partners = (batch.x, batch.views["weak"])
-    pool = torch.cat([networks.ask_teacher(images).features for images in partners])
-    # f lies on the way from x to some partner, at most 0.4 of it from x
-    for f, x in zip(learnt[0][enhanced][:50], plain[enhanced][:50], strict=True):
-        shares = ((f - x) * (pool - x)).sum(dim=1) / (pool - x).pow(2).sum(dim=1)
-        gaps = (x + shares[:, None] * (pool - x) - f).norm(dim=1)
-        assert gaps.min() < 1e-9
-        assert 0 <= shares[gaps.argmin()] <= 0.4
-
-
-def test_partners_are_labelled_as_often_as_training_images_are() -> None:
-    addon = started()
-    own, labeled, unlabeled = (
-        torch.full((rows, WIDTH), value, dtype=torch.float64)
-        for rows, value in ((8000, 0.0), (2, 1.0), (7, 2.0))
-    )
-    mixed = seeded(0, addon._enhance, own, torch.full((8000,), 3), labeled, unlabeled)
-    # Mixed from 0, a labelled partner gives up to 0.4 and an unlabelled one up to 0.8 (uniform).
-    above = (mixed[:, 0] > 0.4).double().sum() / (mixed[:, 0] > 0).sum()
-    assert above.item() == pytest.approx(0.5 * POOL / (POOL + sum(COUNTS)), abs=0.04)
-
-
 def test_the_head_learns_without_touching_the_networks() -> None:
     addon, networks, batch = started(), pair(), batches(1)[0]
     before = copy_of(networks)

@@ -61,25 +61,6 @@ def test_steps_are_those_of_the_equations(kind: type[Plain]) -> None:
     assert int(process(pair).contexts.written) > slow.ROWS
 
 
-def test_a_batch_is_judged_by_thresholds_from_before_it_and_the_entropy() -> None:
-    algorithm = NPMatch(NPMatchConfig(threshold=0.6, entropy=0.5), Plain(), TASK)
-    probs = torch.tensor(
-        [[0.7, 0.3, 0, 0], [0.2, 0.8, 0, 0], [0.9, 0.1, 0, 0], [0.0, 0.55, 0.45, 0]]
-    )
-    doubts, index = torch.tensor([0.5, 0.4, 0.51, 0.1]), torch.tensor([3, 1, 2, 0])
-    assert algorithm.class_thresholds().tolist() == [0, 0, 0, 0]
-    believed = algorithm._select(probs, probs.amax(dim=1), doubts, index)
-    assert believed.tolist() == [True, True, False, True]
-    assert algorithm.last_class[:4].tolist() == [-1, 1, -1, 0], "believed is not yet sure"
-    algorithm.last_class.copy_(torch.tensor([0, 0, 0, 0, 1, 1, 1, 2, 2, -1, -1, -1, -1]))
-    betas = [1, 3 / 4, 2 / 4, 0]
-    expected = torch.tensor([0.6 * b / (2 - b) for b in betas])
-    torch.testing.assert_close(algorithm.class_thresholds(), expected)
-    confidence = torch.tensor([0.59, 0.6 * 0.75 / 1.25 + 1e-6, 0.6, 0.3])
-    believed = algorithm._select(probs, confidence, doubts, index)
-    assert believed.tolist() == [False, True, False, False]
-
-
 def test_a_image_that_stands_twice_in_a_batch_keeps_its_last_class() -> None:
     algorithm = NPMatch(NPMatchConfig(threshold=0.6), Plain(), TASK)
     probs = torch.eye(4)

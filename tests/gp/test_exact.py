@@ -9,8 +9,7 @@ from torch import Tensor
 from benchmarks.references import append_rows, drop_oldest_rows, kernel_matrix, posterior
 from semigpc.gp import KERNELS, RBF, Clipped, ExactGP, Kernel, Laplace
 from semigpc.gp import tiles as tiles_module
-from semigpc.refiners.buffers import BalancedBuffer, FIFOBuffer
-from tests.gp.streams import assert_near, clusters
+from tests.gp.streams import assert_near, clusters, replace_rows
 
 WIDTH, CLASSES, NOISE_STD = 16, 4, 0.3
 
@@ -50,19 +49,10 @@ def few_tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 def test_five_thousand_replacements_leave_the_means_exact(
     order: str, generator: torch.Generator
 ) -> None:
-    capacity = 120
-    engine, draw = make(capacity), clusters(generator)
-    buffer = (FIFOBuffer if order == "fifo" else BalancedBuffer)(capacity, CLASSES)
+    engine, draw = make(120), clusters(generator)
     queries = draw(40)[0]
-    for step in range(5000):
-        features, targets = draw(int(torch.randint(1, 9, (), generator=generator)))
-        if order == "arbitrary":
-            reach = min(capacity, 10 + step // 4)  # grows from nothing to full
-            slots = torch.randperm(reach, generator=generator)[: len(features)]
-            engine.replace(slots, features, targets)
-        else:
-            written = buffer.write(targets.argmax(dim=1))
-            engine.replace(written.slots, features[written.rows], targets[written.rows])
+    sizes = torch.randint(1, 9, (5000,), generator=generator).tolist()
+    for step in replace_rows(engine, order, draw, sizes, generator):
         if step in (0, 3, 20, 100, 1000):
             assert_true(engine, queries)
     assert engine.health.steps >= 5000

@@ -10,8 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from benchmarks.references import kernel_matrix, posterior
 from semigpc.gp import RBF, Cosine, Kernel, Laplace, MatrixFreeGP, matrix_free
 from semigpc.gp.conjugate_gradients import PIECE, cross_product, kernel_columns, symmetric_product
-from semigpc.refiners.buffers import BalancedBuffer, FIFOBuffer
-from tests.gp.streams import assert_near, clusters
+from tests.gp.streams import assert_near, clusters, replace_rows
 
 WIDTH, CLASSES, NOISE_STD = 16, 4, 0.3
 KERNEL = RBF(length_scale=0.5)
@@ -60,21 +59,11 @@ def assert_within_tolerance(engine: MatrixFreeGP) -> None:
 def test_hundreds_of_replacements_stay_within_the_tolerance(
     order: str, dtype: torch.dtype, tolerance: float, generator: torch.Generator
 ) -> None:
-    capacity = 120
-    engine = make(capacity, dtype=dtype, tolerance=tolerance)
-    draw = clusters(generator, dtype=dtype)
-    buffer = (FIFOBuffer if order == "fifo" else BalancedBuffer)(capacity, CLASSES)
-    for step in range(200):
-        features, targets = draw(1 + step % 9)
-        if order == "arbitrary":
-            reach = min(capacity, 10 + step)
-            slots = torch.randperm(reach, generator=generator)[: len(features)]
-            engine.replace(slots, features, targets)
-            if step % 5 == 4:
-                engine.remove(engine.occupied.nonzero().squeeze(1)[::7][:3])
-        else:
-            written = buffer.write(targets.argmax(dim=1))
-            engine.replace(written.slots, features[written.rows], targets[written.rows])
+    engine = make(120, dtype=dtype, tolerance=tolerance)
+    draw, sizes = clusters(generator, dtype=dtype), [1 + step % 9 for step in range(200)]
+    for step in replace_rows(engine, order, draw, sizes, generator):
+        if order == "arbitrary" and step % 5 == 4:
+            engine.remove(engine.occupied.nonzero().squeeze(1)[::7][:3])
         if step < 4 or step % 25 == 24:
             assert_within_tolerance(engine)
     assert engine.health.steps >= 200

@@ -92,26 +92,6 @@ def test_layers_of_a_vit_are_the_recipes(name: str) -> None:
             assert layer == 13
 
 
-@pytest.mark.parametrize(
-    ("name", "base", "decay", "stem", "last_block"),
-    [
-        ("vit_tiny_patch2_32", 5e-4, 0.5, 6.10e-8, 2.5e-4),
-        ("vit_small_patch16_224", 1e-3, 0.65, 3.70e-6, 6.5e-4),
-    ],
-)
-def test_layer_wise_rates_are_the_recipes(
-    name: str, base: float, decay: float, stem: float, last_block: float
-) -> None:
-    model = built(name)
-    ids = model.layer_ids()
-    depth = max(ids.values())
-    rates = {parameter: base * decay ** (depth - layer) for parameter, layer in ids.items()}
-    assert rates["backbone.patch_embed.proj.weight"] == pytest.approx(stem, rel=2e-3)
-    for parameter in ("blocks.11.mlp.fc1.weight", "norm.weight"):
-        assert rates[f"backbone.{parameter}"] == pytest.approx(last_block)
-    assert rates["classifier.weight"] == rates["heads.projection.hidden.weight"] == base
-
-
 def test_layers_of_convolutional_networks_go_from_stem_to_heads() -> None:
     small, wide = built("small_cnn").layer_ids(), built("wrn_28_2").layer_ids()
     assert [small[f"backbone.blocks.{i}.0.weight"] for i in range(3)] == [0, 1, 2]

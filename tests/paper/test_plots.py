@@ -11,54 +11,35 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from PIL import Image
 
-from semigpc.paper.plots import (
-    CLASS_COLOURS,
-    CLASSIFIER_NAMES,
-    UNSURE,
-    _percent,
-    _shade,
-    class_recall_figure,
-    draw_class_recall,
-    propagation_figure,
-    save_png,
-    situations_figure,
-)
-from semigpc.paper.toy import (
-    CLASSIFIERS,
-    PROPAGATORS,
-    Confidence,
-    Propagation,
-    ToyData,
-    draw,
-    propagate,
-    situations,
-)
+from semigpc.paper import plots, toy
 
 NUMBERS = {
-    name: Confidence(name, 1.0, 0.1 + 0.01 * i, 0.4 + 0.01 * i, 0.7 + 0.01 * i, ())
-    for i, name in enumerate(CLASSIFIERS)
+    name: toy.Confidence(name, 1.0, 0.1 + 0.01 * i, 0.4 + 0.01 * i, 0.7 + 0.01 * i, ())
+    for i, name in enumerate(toy.CLASSIFIERS)
 }
 
 
 @pytest.fixture(scope="module")
-def data() -> ToyData:
-    return draw(0)
+def data() -> toy.ToyData:
+    return toy.draw(0)
 
 
 @pytest.fixture(scope="module")
-def propagation(data: ToyData) -> Figure:
+def propagation(data: toy.ToyData) -> Figure:
     here = {
-        "similarity": Propagation("similarity", 1.0, 0.92, 0, 0.5, 0, 1),
-        "gp": Propagation("gp", 1.0, 0.996, 1, 1, 1, 1),
+        "similarity": toy.Propagation("similarity", 1.0, 0.92, 0, 0.5, 0, 1),
+        "gp": toy.Propagation("gp", 1.0, 0.996, 1, 1, 1, 1),
     }
     means = {name: replace(one, minority_accuracy=0.4) for name, one in here.items()}
-    probs = {name: propagate(data, classifier=name, length_scale=1.0) for name in PROPAGATORS}
-    return propagation_figure(data, probs, here, means)
+    probs = {
+        name: toy.propagate(data, classifier=name, length_scale=1.0) for name in toy.PROPAGATORS
+    }
+    return plots.propagation_figure(data, probs, here, means)
 
 
 @pytest.fixture(scope="module")
 def figure1() -> Figure:
-    return situations_figure(situations(0), NUMBERS)
+    return plots.situations_figure(toy.situations(0), NUMBERS)
 
 
 def titles(figure: Figure) -> list[str]:
@@ -75,7 +56,7 @@ def test_propagation_titles_carry_the_figures(propagation: Figure) -> None:
     assert "class of 16: 0% right (40% over 10 draws)" in words(propagation)
 
 
-def test_every_point_is_drawn_once_in_each_panel(propagation: Figure, data: ToyData) -> None:
+def test_every_point_is_drawn_once_in_each_panel(propagation: Figure, data: toy.ToyData) -> None:
     given, *found = propagation.axes
     marks = [len(np.asarray(marked.get_offsets())) for marked in given.collections]
     assert sum(marks) == len(data.points)
@@ -87,10 +68,10 @@ def test_every_point_is_drawn_once_in_each_panel(propagation: Figure, data: ToyD
 
 
 def test_a_cross_stands_on_each_wrong_point_and_on_no_other(
-    propagation: Figure, data: ToyData
+    propagation: Figure, data: toy.ToyData
 ) -> None:
-    for name, panel in zip(PROPAGATORS, propagation.axes[1:], strict=True):
-        found = propagate(data, classifier=name, length_scale=1.0).argmax(dim=1)
+    for name, panel in zip(toy.PROPAGATORS, propagation.axes[1:], strict=True):
+        found = toy.propagate(data, classifier=name, length_scale=1.0).argmax(dim=1)
         wrong = ~data.labeled & (found != data.labels)
         crosses = np.asarray(panel.collections[2].get_offsets())
         np.testing.assert_allclose(crosses, data.points[wrong].numpy())
@@ -100,12 +81,12 @@ def test_a_cross_stands_on_each_wrong_point_and_on_no_other(
 def test_each_panel_of_figure_1_has_its_classifier_its_number_and_a_ring_at_the_place(
     figure1: Figure,
 ) -> None:
-    assert titles(figure1) == list(CLASSIFIER_NAMES.values()) * 3
+    assert titles(figure1) == list(plots.CLASSIFIER_NAMES.values()) * 3
     panels = iter(figure1.axes)
-    for key, situation in situations(0).items():
+    for key, situation in toy.situations(0).items():
         for entry in NUMBERS.values():
             panel = next(panels)
-            assert _percent(getattr(entry, key)) in [text.get_text() for text in panel.texts]
+            assert plots._percent(getattr(entry, key)) in [text.get_text() for text in panel.texts]
             marks = [np.asarray(marked.get_offsets()) for marked in panel.collections]
             rings = [mark for mark in marks if mark.shape == (1, 2)]
             assert any(np.allclose(ring, situation.place) for ring in rings)
@@ -127,15 +108,17 @@ def test_disputed_points_show_both_colours(figure1: Figure) -> None:
 
 def test_under_the_threshold_every_class_is_the_same_grey_and_above_it_keeps_its_hue() -> None:
     classes = np.arange(4)
-    np.testing.assert_allclose(_shade(classes, np.full(4, 0.79)), np.tile(to_rgb(UNSURE), (4, 1)))
-    faint, strong = _shade(classes, np.full(4, 0.8)), _shade(classes, np.full(4, 1.0))
-    hues = np.array([to_rgb(hue) for hue in CLASS_COLOURS])
+    np.testing.assert_allclose(
+        plots._shade(classes, np.full(4, 0.79)), np.tile(to_rgb(plots.UNSURE), (4, 1))
+    )
+    faint, strong = plots._shade(classes, np.full(4, 0.8)), plots._shade(classes, np.full(4, 1.0))
+    hues = np.array([to_rgb(hue) for hue in plots.CLASS_COLOURS])
     assert bool((np.abs(strong - hues) <= np.abs(faint - hues)).all())
     assert bool((strong.sum(axis=1) < faint.sum(axis=1)).all())
 
 
 def test_almost_all_is_not_rounded_up_to_all() -> None:
-    shares = [_percent(share) for share in (0, 0.4, 0.9949, 0.9952, 0.9994, 1)]
+    shares = [plots._percent(share) for share in (0, 0.4, 0.9949, 0.9952, 0.9994, 1)]
     assert shares == ["0%", "40%", "99%", "99.5%", "99.9%", "100%"]
 
 
@@ -144,8 +127,8 @@ def test_a_image_is_wide_small_and_the_same_every_time(
     which: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     figure = request.getfixturevalue(which)
-    save_png(figure, tmp_path / "a.png")
-    save_png(figure, tmp_path / "b.png")
+    plots.save_png(figure, tmp_path / "a.png")
+    plots.save_png(figure, tmp_path / "b.png")
     written = (tmp_path / "a.png").read_bytes()
     assert written == (tmp_path / "b.png").read_bytes()
     assert len(written) < 400_000
@@ -156,7 +139,7 @@ def test_a_image_is_wide_small_and_the_same_every_time(
 
 def test_drawing_leaves_the_global_style_alone(figure1: Figure, tmp_path: Path) -> None:
     before = dict(mpl.rcParams)
-    save_png(figure1, tmp_path / "a.png")
+    plots.save_png(figure1, tmp_path / "a.png")
     assert dict(mpl.rcParams) == before
 
 
@@ -182,7 +165,7 @@ def groups() -> dict[str, Any]:
 
 
 def test_lines_are_means_over_seeds_and_then_over_algorithms(groups: dict[str, Any]) -> None:
-    axes = class_recall_figure(groups).axes[0]
+    axes = plots.class_recall_figure(groups).axes[0]
     lines = {str(line.get_label()): list(line.get_ydata()) for line in axes.get_lines()}  # type: ignore[arg-type]
     assert lines["labels only"] == [80.0, 40.0, 15.0]
     assert lines["algorithms alone"] == [70.0, 30.0, 5.0]
@@ -192,7 +175,7 @@ def test_lines_are_means_over_seeds_and_then_over_algorithms(groups: dict[str, A
 def test_there_is_a_panel_for_each_group_that_was_run_with_its_classes_named(
     groups: dict[str, Any],
 ) -> None:
-    panels = class_recall_figure(groups).axes
+    panels = plots.class_recall_figure(groups).axes
     assert [axes.get_title(loc="left") for axes in panels] == ["A/50", "A/100"]
     assert [label.get_text() for label in panels[1].get_xticklabels()] == ["cat", "dog", "emu"]
 
@@ -200,12 +183,12 @@ def test_there_is_a_panel_for_each_group_that_was_run_with_its_classes_named(
 def test_many_classes_are_not_named() -> None:
     cells = {"supervised+none": recalls("labels only", np.linspace(90, 10, 100).tolist())}
     names = [f"class {c}" for c in range(100)]
-    figure = class_recall_figure({"A/50": {"class_names": names, "cells": cells}})  # type: ignore[typeddict-item]
+    figure = plots.class_recall_figure({"A/50": {"class_names": names, "cells": cells}})  # type: ignore[typeddict-item]
     assert "largest" in figure.axes[0].get_xlabel()
 
 
 @pytest.mark.slow
 def test_the_image_is_a_png(groups: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "classes.png"
-    draw_class_recall(groups, path)
+    plots.draw_class_recall(groups, path)
     assert path.read_bytes().startswith(b"\x89PNG")

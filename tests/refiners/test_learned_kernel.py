@@ -66,22 +66,6 @@ def test_every_engine_goes_on_with_what_was_learned(
     assert float(refiner.logits(said(points(6, generator)[0])).abs().max()) > 0.1
 
 
-def test_left_out_labels_are_more_probable_for_it(generator: torch.Generator) -> None:
-    learned, fixed = learner(8), make("gp", **BADLY)
-    for _ in range(8):
-        batch = points(5, generator)
-        for refiner in (learned, fixed):
-            show(refiner, *batch)
-
-    def loss(refiner: Any) -> float:
-        engine = refiner.engine
-        logits = refiner.logit_scale * engine.leave_one_out().mean
-        labels = engine.targets[engine.occupied].argmax(dim=1)
-        return float(torch.nn.functional.cross_entropy(logits, labels))
-
-    assert loss(learned) < 0.9 * loss(fixed)
-
-
 def test_without_learning_nothing_is_kept_and_nothing_changes(generator: torch.Generator) -> None:
     plain, never = make("gp"), make("gp", learn="never", learn_steps=1)
     for _ in range(6):

@@ -48,19 +48,6 @@ def test_a_refiner_acts_at_its_site_alone(name: str, site: str, generator: torch
 
 
 @with_memory
-@pytest.mark.parametrize("push", ["before", "after"])
-def test_a_batch_enters_the_memory_once_and_when_it_should(
-    name: str, push: str, generator: torch.Generator
-) -> None:
-    refiner = make(name, push=push)
-    features, labels = points(5, generator)
-    refiner.observe("before", said(features), batch_of(features, labels))
-    assert len(refiner.buffer) == (5 if push == "before" else 0)
-    refiner.observe("after", said(features), batch_of(features, labels))
-    assert len(refiner.buffer) == 5
-
-
-@with_memory
 def test_a_blend_lies_between_the_two_opinions(name: str, generator: torch.Generator) -> None:
     features, labels = points(12, generator)
     queries = points(5, generator)[0]
@@ -71,17 +58,6 @@ def test_a_blend_lies_between_the_two_opinions(name: str, generator: torch.Gener
         probs[blend] = answer(refiner, queries)
     torch.testing.assert_close(probs[0.3], 0.7 * probs[0.0] + 0.3 * probs[1.0])
     assert not torch.allclose(probs[0.0], probs[1.0], atol=0.01)
-
-
-@with_memory
-def test_lengths_of_features_count_only_if_asked(name: str, generator: torch.Generator) -> None:
-    features, labels = points(12, generator)
-    queries = points(5, generator)[0]
-    for l2norm in (True, False):
-        refiner = make(name, l2norm=l2norm)
-        show(refiner, features, labels)
-        plain, longer = answer(refiner, queries), answer(refiner, 3 * queries)
-        assert torch.allclose(plain, longer, atol=1e-6) == l2norm
 
 
 @with_memory
