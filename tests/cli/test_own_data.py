@@ -37,7 +37,7 @@ def test_training_says_what_it_found_and_what_came_out(trained: Trained) -> None
         "Note: No validation images",
         "last            30 test   GP",
         "best on test*   30 test   linear",
-        "The linear head is the one reported",
+        "predict, evaluate and export use the linear head of step 30, the last.",
         "* chosen on the test set itself",
         f"report: {trained.run / 'report.html'}",
     ):

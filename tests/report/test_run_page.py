@@ -87,6 +87,15 @@ def test_the_headline_numbers_are_those_of_the_summary(finished: Finished) -> No
     assert "Finished at step 2,000 of 2,000, after 2 min 54 s." in page
 
 
+def test_only_what_commands_use_of_the_run_is_marked_and_drawn(finished: Finished) -> None:
+    page = finished.page
+    assert "export use the linear head of step 1,800, the best on validation." in page
+    marked = re.findall(r'<th scope="row">([^<]+)</th><td class="text number">.*\(judged\)', page)
+    assert marked[0] == "Best on validation"
+    assert "Last step" not in marked
+    assert "Measured on the test images, linear head, step 1,800." in page
+
+
 def test_every_part_of_the_page_is_there_with_a_caption(finished: Finished) -> None:
     page = finished.page
     titles = re.findall(r"<h3>([^<]+)</h3>\s*<svg", page)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from semigpc.gp.certainty import reliability
 from semigpc.refiners import GaussianProcessRefiner, GPConfig
-from semigpc.training import last_result, train
+from semigpc.training import train
 from semigpc.training.calibration import (
     RANGE,
     calibrated,
@@ -23,7 +23,7 @@ from semigpc.training.calibration import (
 from semigpc.training.evaluate import judged_head
 from semigpc.training.inference import load_run
 from semigpc.training.metrics import Head
-from semigpc.training.run_folder import RunFolder, read_checkpoint
+from semigpc.training.run_folder import RunFolder, judged_result, read_checkpoint
 from tests.training.small_runs import small_run
 
 Floats = NDArray[np.float64]
@@ -192,19 +192,22 @@ def test_a_run_remembers_its_head_and_its_temperatures(validation: int, tmp_path
         f"data.validation_per_class={validation}",
     )
     summary = train(small_run("fixmatch", "gp", *settings), tmp_path)
-    state = read_checkpoint(RunFolder(tmp_path).last).state["journal"]
+    folder = RunFolder(tmp_path)
+    state = read_checkpoint(folder.best if validation else folder.last).state["journal"]
     assert (state["head"], state["temperatures"]) == (summary["head"], summary["temperatures"])
     assert set(summary["temperatures"]) == {"linear", "gp"}
-    assert last_result(summary)["head"] == summary["head"]
+    result = judged_result(summary["results"])
+    assert result is not None
+    assert result["head"] == summary["head"]
     if not validation:
         assert summary["head"] == "gp"
 
-    run = load_run(tmp_path, "last")
+    run = load_run(tmp_path)
     assert (run.head, run.temperatures) == (summary["head"], summary["temperatures"])
     assert run.heads("auto")[0] == run.head
     run, images = run.part("test")
     probs = run.predict(images).probs[run.head]
-    assert error(probs, images.labels) == pytest.approx(last_result(summary)["ece"], abs=1e-6)
+    assert error(probs, images.labels) == pytest.approx(result["ece"], abs=1e-6)
     object.__setattr__(run, "temperatures", {})
     raw = run.predict(images).probs
     np.testing.assert_allclose(probs, calibrated(raw, summary["temperatures"])[run.head], atol=1e-9)

@@ -206,6 +206,17 @@ def test_the_last_checkpoint_stands_in_for_a_damaged_best_one(finished_copy: Pat
     assert load_run(folder.path, "last").step == STEPS
 
 
+def test_a_deleted_best_checkpoint_is_not_replaced_by_the_last_one_silently(
+    finished_copy: Path,
+) -> None:
+    best = RunFolder(finished_copy).best
+    step = load_run(finished_copy).step
+    best.unlink()
+    with pytest.raises(RunError, match=rf"best .*step {step}.*missing.*use checkpoint=last"):
+        load_run(finished_copy)
+    assert load_run(finished_copy, "last").step == STEPS
+
+
 def test_two_damaged_checkpoints_are_named(finished_copy: Path) -> None:
     folder = damaged(finished_copy, "best", "last")
     with pytest.raises(

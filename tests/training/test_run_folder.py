@@ -53,10 +53,16 @@ def test_a_whole_line_of_another_shape_is_left_out_too(tmp_path: Path) -> None:
     assert "2 unreadable lines" in problem
 
 
-def test_the_headline_is_the_summary_with_the_matrix_of_its_step(tmp_path: Path) -> None:
+def test_the_headline_is_of_the_best_step_and_else_of_the_last_with_its_matrix(
+    tmp_path: Path,
+) -> None:
     summary = write_run(tmp_path / "run", n_classes=5)
-    last = {key: value for key, value in summary["results"]["last"].items() if key != "confusion"}
-    summary["results"]["last"] = {**last, "top1": 0.125}
+    results = summary["results"]
+    headline = read_run(tmp_path / "run").headline()
+    assert headline is not None
+    assert headline["step"] == results["best_on_validation"]["step"] < results["last"]["step"]
+    last = {key: value for key, value in results["last"].items() if key != "confusion"}
+    summary["results"] = {"last": {**last, "top1": 0.125}}
     (tmp_path / "run" / "summary.json").write_text(json.dumps(summary))
     headline = read_run(tmp_path / "run").headline()
     assert headline is not None
@@ -72,25 +78,30 @@ def test_without_a_split_classes_are_numbered(tmp_path: Path) -> None:
     assert run.order.tolist() == [0, 1, 2, 3, 4]
 
 
-def test_an_interrupted_run_opens_with_the_head_that_its_last_evaluation_chose(
-    tmp_path: Path,
-) -> None:
+def test_an_interrupted_run_stands_for_the_best_of_its_evaluations(tmp_path: Path) -> None:
     write_run(tmp_path / "run", n_classes=5)
     (tmp_path / "run" / "summary.json").unlink()
-    assert read_run(tmp_path / "run").head == "linear"
+    assert read_run(tmp_path / "run").standing.head == "linear"
     metrics = tmp_path / "run" / "metrics.jsonl"
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]
-    metrics.write_text(
-        "\n".join(json.dumps(line | {"judged": line.get("head") == "gp"}) for line in lines)
-    )
-    assert read_run(tmp_path / "run").head == "gp"
+    for line in lines:
+        if line["kind"] == "eval":
+            best = line["step"] == 600
+            line["judged"] = line["head"] == ("gp" if best else "linear")
+            line["balanced_accuracy"] = 0.9 if best else 0.5
+    metrics.write_text("\n".join(json.dumps(line) for line in lines))
+    run = read_run(tmp_path / "run")
+    assert run.standing == ("best", 600, "gp")
+    headline = run.headline()
+    assert headline is not None
+    assert (headline["step"], headline["head"]) == (2000, "linear")
 
 
 def test_the_summary_names_the_head_also_where_nothing_was_evaluated(tmp_path: Path) -> None:
     summary = write_run(tmp_path / "run", n_classes=5)
     changed = summary | {"head": "gp", "results": {}}
     (tmp_path / "run" / "summary.json").write_text(json.dumps(changed))
-    assert read_run(tmp_path / "run").head == "gp"
+    assert read_run(tmp_path / "run").standing.head == "gp"
 
 
 @pytest.mark.parametrize("edited", [False, True])

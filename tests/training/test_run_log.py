@@ -12,7 +12,9 @@ from semigpc.data import ImageSet, Splits
 from semigpc.io.images import ArrayImages
 from semigpc.refiners import GaussianProcessRefiner, GPConfig
 from semigpc.training import Listener, RunFolder, train
-from semigpc.training.metrics import Array, PseudoFigures
+from semigpc.training.evaluate import Evaluation
+from semigpc.training.metrics import METRIC, Array, Figures, Head, PseudoFigures
+from semigpc.training.run_folder import HEADS
 from semigpc.training.run_log import (
     CHECK_LABELS,
     CHECK_STEPS,
@@ -67,6 +69,23 @@ def notes(
     of: PseudoLabelChecks, *windows: PseudoFigures, scales: dict[str, float] | None = None
 ) -> list[str]:
     return [note for one in windows for note in of.add(one, SCALES if scales is None else scales)]
+
+
+def test_the_summary_stands_for_the_best_step_and_the_head_chosen_there(tmp_path: Path) -> None:
+    log = RunLog(RunFolder(tmp_path), small_run(), balanced_splits(), Listener())
+    steps: list[tuple[int, Head, float]] = [(10, "gp", 0.8), (20, "linear", 0.6)]
+    for step, head, accuracy in steps:
+        results: list[Figures] = [
+            {"part": "validation", "head": each, "judged": each == head, METRIC: accuracy}
+            for each in HEADS
+        ]
+        evaluation = Evaluation(results, head, {head: float(step)}, None)
+        assert log.evaluated(step, evaluation, last=False, seconds=0) == (step == 10)
+    log.finish(20, "linear", {})
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert (summary["checkpoint"], summary["head"]) == ("best", "gp")
+    assert summary["temperatures"] == {"gp": 10.0}
+    assert summary["results"]["best_on_validation"]["step"] == 10
 
 
 def test_two_hundred_steps_without_an_accepted_label_are_noted_once_with_what_to_change() -> None:

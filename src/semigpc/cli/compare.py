@@ -88,8 +88,9 @@ def compare_command(
     DATA and the network are chosen as by semigpc train. All cells share the
     same splits and seeds, so differences are paired: the table shows means
     and spreads, and what a refiner adds to its own base, seed by seed. Labels
-    only is always run beside them. Without test images, figures are those
-    of the labels held out for validation.
+    only is always run beside them. Figures are those of the step and head
+    that semigpc predict would use; without test images, on the labels held
+    out for validation.
 
     If it is stopped, run the same command to continue. figures.json has the
     figures of all runs, and the reports show them class by class.

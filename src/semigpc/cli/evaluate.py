@@ -11,6 +11,7 @@ from semigpc.cli.failures import reported
 from semigpc.cli.options import AsJson, Checkpoint, FollowLinks, Run, register_data_sets
 from semigpc.cli.progress import StageBar
 from semigpc.cli.tables import accuracy_table
+from semigpc.report.wording import used_sentence
 
 
 @reported("evaluate")
@@ -91,7 +92,10 @@ def evaluate(
         typer.echo(json.dumps(facts, indent=2))
     place = {"step": loaded.step, "part": f"{source} ({len(images)})"}
     rows = [
-        (loaded.checkpoint, {**figures, **place, "head": head, "judged": head == loaded.head})
-        for head, figures in heads.items()
+        (loaded.checkpoint, {**figures, **place, "head": head}) for head, figures in heads.items()
     ]
-    Console(stderr=as_json).print(accuracy_table(rows))
+    console = Console(stderr=as_json)
+    console.print(accuracy_table(rows))
+    condition = "" if checkpoint is None else f"With --checkpoint {checkpoint}, "
+    used = used_sentence(loaded.checkpoint, loaded.step, loaded.head)
+    console.print(f"{condition}{used}", soft_wrap=True, highlight=False)

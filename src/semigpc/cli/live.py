@@ -12,7 +12,7 @@ from semigpc.cli.tables import say, verbatim
 from semigpc.report.wording import percent
 from semigpc.training import Listener, RunFolder
 from semigpc.training.comparison import Cell, ComparisonListener
-from semigpc.training.run_folder import MetricsLine, SplitFacts
+from semigpc.training.run_folder import MetricsLine, SplitFacts, judged_result
 
 CLASSES_COUNTED = 12  # of a split; more would fill the screen
 
@@ -141,10 +141,10 @@ class ComparisonProgress(_Bars, ComparisonListener):
             if task.description == f"  {cell.label}, seed {seed}":
                 self.bars.remove_task(task.id)
         if self.bars.disable and not kept:
-            last = summary["results"]["last"]
+            result = judged_result(summary["results"])
             figure = "no figure"
-            if last:
-                figure = f"{percent(last['balanced_accuracy'])} balanced accuracy"
+            if result:
+                figure = f"{percent(result['balanced_accuracy'])} balanced accuracy"
             say(f"{cell.label}, seed {seed}: {figure}, {summary['seconds']:.0f} s", err=True)
 
     def advance(self, name: str) -> None:  # noqa: ARG002

@@ -65,22 +65,15 @@ def accuracy_table(
 ) -> Table:
     """Return one row for each named evaluation: its step, images and head, and accuracy in percent.
 
-    The caption names the head that is reported and predicts.
+    The sentence on what commands use of the run, :func:`used_sentence`, belongs below it.
     """
     from semigpc.training.metrics import CLASS_GROUPS  # imports torch
 
-    rows = list(rows)
-    captions = [
-        f"The {HEADS[entry['head']]} head is the one reported, and the one that predicts."
-        for _, entry in rows
-        if entry.get("judged")
-    ][:1]
-    captions += [caption] if caption else []
     numbers = [f">{name}" for name in ("balanced", "top-1", *CLASS_GROUPS)]
     made = table(
         "Accuracy in percent",
         *("", ">step", "images", "head", *numbers),
-        caption="\n".join(captions),
+        caption=caption,
         padding=0,  # so that it fits 80 characters
     )
     for name, entry in rows:

@@ -27,6 +27,7 @@ from semigpc.cli.options import (
     short_settings,
 )
 from semigpc.cli.tables import HEADS, accuracy_table, say, table, verbatim
+from semigpc.report.wording import used_sentence
 
 if TYPE_CHECKING:
     from semigpc.training import Experiment
@@ -189,18 +190,19 @@ def describe_network(experiment: "Experiment") -> str:
 def _print_results(folder: Path, summary: "RunSummary", console: Console) -> None:
     from semigpc.training.run_folder import read_run
 
-    evaluations = read_run(folder, bulky=False)
-    if evaluations.screening:
-        console.print(screening_table(evaluations.screening[-1]))
+    run = read_run(folder, bulky=False)
+    if run.screening:
+        console.print(screening_table(run.screening[-1]))
     results = summary["results"]
     if results["last"] is None:
         line = "There were no images to evaluate on. Pass some to semigpc evaluate --data."
         console.print(line, soft_wrap=True)
-        return
-    curves = [evaluations.curve(results["last"]["part"], head) for head in HEADS]
-    rows = [("last", curve[-1]) for curve in curves if curve]
-    rows += [(name, best) for key, name in CHOICES.items() if (best := results.get(key))]
-    console.print(accuracy_table(rows, OPTIMISTIC if results.get("best_on_test") else None))
+    else:
+        curves = [run.curve(results["last"]["part"], head) for head in HEADS]
+        rows = [("last", curve[-1]) for curve in curves if curve]
+        rows += [(name, best) for key, name in CHOICES.items() if (best := results.get(key))]
+        console.print(accuracy_table(rows, OPTIMISTIC if results.get("best_on_test") else None))
+    console.print(used_sentence(*run.standing), soft_wrap=True, highlight=False)
 
 
 def screening_table(entry: Mapping[str, Any]) -> Table:

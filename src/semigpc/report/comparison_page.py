@@ -404,17 +404,18 @@ def _run_row(comparison: Comparison, method: Method, run: RunEntry) -> RunRow:
 
 
 def _by_head(comparison: Comparison, method: Method, result: Figures | None, path: Path) -> str:
-    """Return the metric of each head at the last evaluation of a run, and which one is judged."""
+    """Return the metric of each head at the step of a run's result, and which one is judged."""
     record = next((record for _, record in method.runs if record.path == path), None)
     if record is None or result is None:
         return ""
     texts = []
     for head in HEADS:
         lines = record.curve(result.get("part", ""), head)
-        if lines:
-            judged = JUDGED if head == result.get("head") else ""
-            metric = percent(number_of(lines[-1], comparison.metric))
-            texts.append(f"{HEAD_NAMES[head]} {metric}{judged}")
+        for line in lines:
+            if line["step"] == number_of(result, "step"):
+                judged = JUDGED if head == result.get("head") else ""
+                metric = percent(number_of(line, comparison.metric))
+                texts.append(f"{HEAD_NAMES[head]} {metric}{judged}")
     return ", ".join(texts)
 
 
@@ -460,7 +461,7 @@ def curve_chart(comparison: Comparison) -> Chart | None:
 
     def evaluations(result: Figures | None, run: RunRecord) -> Sequence[Record]:
         figures: Figures = result or {}
-        return run.curve(figures.get("part", "test"), figures.get("head", run.head))
+        return run.curve(figures.get("part", "test"), figures.get("head", run.standing.head))
 
     name = metric_name(comparison.metric)
     caption = (

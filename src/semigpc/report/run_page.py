@@ -30,9 +30,18 @@ from semigpc.report.wording import (
     metric_name,
     number_of,
     percent,
+    used_sentence,
 )
 from semigpc.training.metrics import CLASS_GROUPS
-from semigpc.training.run_folder import HEADS, PARTS, MetricsLine, RunRecord, RunSettings, read_run
+from semigpc.training.run_folder import (
+    HEADS,
+    PARTS,
+    MetricsLine,
+    RunRecord,
+    RunSettings,
+    Standing,
+    read_run,
+)
 
 CHOICES = {
     "last": "Last step",
@@ -98,8 +107,8 @@ def write_run_report(folder: Path) -> Path:
         FileNotFoundError: if the folder holds neither config.json nor metrics.jsonl.
     """
     run = read_run(folder)
-    last = run.headline()
-    figures: Record = last or {}
+    headline = run.headline()
+    figures: Record = headline or {}
     counts = {name: run.counts(key) for key, name in COUNTS.items()}
     context = {
         "title": run_title(run.config, run.summary.get("label")),
@@ -109,10 +118,11 @@ def write_run_report(folder: Path) -> Path:
         "problems": [*run.problems, *_warnings(run)],
         "facts": _facts(run),
         "results": _results(run),
+        "used": used_sentence(*run.standing),
         "columns": _columns(run),
         "measured": _measured(figures),
         "accuracy": style.chart_rows([accuracy_chart(run)]),
-        "classes": _class_charts(run, last),
+        "classes": _class_charts(run, headline),
         "screening": _screening(run),
         "pseudo": style.chart_rows(
             [pseudo_chart(run)], [scale_chart(run)], [share_chart(run)], [pseudo_map_chart(run)]
@@ -158,8 +168,8 @@ def _state(run: RunRecord) -> str:
     reached = [line["step"] for line in (*run.train, *run.evals, *run.pseudo)]
     where = f"it has reached step {count(max(reached))}{of}" if reached else "it has no metrics yet"
     return (
-        f"No summary.json: the run was interrupted or is still running; {where}, and the numbers "
-        "are those of its last evaluation."
+        f"No summary.json: the run was interrupted or is still running; {where}, and the charts of "
+        "classes are those of its last evaluation."
     )
 
 
@@ -195,27 +205,29 @@ def _facts(run: RunRecord) -> list[tuple[str, str]]:
 
 
 def _results(run: RunRecord) -> list[ResultRow]:
-    """Return the choices of the summary, then the last evaluations that it does not contain."""
+    """Return the results by their choice, then the last evaluations that are not among them."""
+    last_name = "Last step" if run.summary else "Last evaluation"
+    names = CHOICES | {"last": last_name}
     rows: list[tuple[str, MetricsLine]] = [
-        (name, result) for key, name in CHOICES.items() if (result := run.results.get(key))
+        (name, result) for key, name in names.items() if (result := run.results.get(key))
     ]
-    last = run.last_result
+    last = run.results.get("last")
     summarised = None if last is None else (last.get("part"), last.get("head"))
     for part in PARTS:
         for head in HEADS:
             lines = run.curve(part, head)
             if lines and (part, head) != summarised:
-                rows.append(("Last step" if run.results else "Last evaluation", lines[-1]))
+                rows.append((last_name, lines[-1]))
     return [
-        ResultRow(name, _where(figures), number_of(figures, "step"), figures)
+        ResultRow(name, _where(figures, run.standing), number_of(figures, "step"), figures)
         for name, figures in rows
     ]
 
 
-def _where(figures: Record) -> str:
+def _where(figures: Record, stands_for: Standing) -> str:
     parts = [str(figures.get("part", "")), _head(figures)]
-    judged = JUDGED if figures.get("judged") else ""
-    return ", ".join(filter(None, parts)) + judged
+    is_used = (figures.get("step"), figures.get("head")) == (stands_for.step, stands_for.head)
+    return ", ".join(filter(None, parts)) + (JUDGED if is_used else "")
 
 
 def _head(figures: Record) -> str:
@@ -236,20 +248,20 @@ def _columns(run: RunRecord) -> list[str]:
     return ["balanced_accuracy", "top1", *top5, *CLASS_GROUPS, "macro_f1", "ece"]
 
 
-def _class_charts(run: RunRecord, last: MetricsLine | None) -> list[list[Chart]]:
-    """Return recall, confusions and reliability of the last evaluation."""
-    if last is None:
+def _class_charts(run: RunRecord, headline: MetricsLine | None) -> list[list[Chart]]:
+    """Return recall, confusions and reliability of an evaluation."""
+    if headline is None:
         return []
     broad = MOST_NARROW < len(run.class_names) <= MOST_NUMBERED  # too wide to share its row
-    matrix = confusion_chart(run, last.get("confusion"))
+    matrix = confusion_chart(run, headline.get("confusion"))
     reliability = reliability_chart(
-        last.get("reliability"),
-        number_of(last, "ece"),
-        temperature=number_of(last, "temperature"),
+        headline.get("reliability"),
+        number_of(headline, "ece"),
+        temperature=number_of(headline, "temperature"),
         beside=broad,
     )
     rows = [[matrix], [reliability]] if broad else [[matrix, reliability]]
-    return style.chart_rows([recall_chart(run, last)], *rows)
+    return style.chart_rows([recall_chart(run, headline)], *rows)
 
 
 def _screening(run: RunRecord) -> Screening | None:

@@ -9,6 +9,7 @@ Record = Mapping[str, object]  # a line or a result of a run
 METRIC_NAMES = {"top1": "Top-1", "top5": "Top-5", "macro_f1": "Macro F1", "ece": "ECE"}
 HEAD_NAMES = {"linear": "linear head", "gp": "GP head"}
 JUDGED = " (judged)"  # after the name of the head whose figures count, and which predicts
+CHECKPOINTS = {"best": "the best on validation", "last": "the last"}
 SCORE_NAMES = {
     "auroc_linear": "largest probability, linear head",
     "auroc_max_softmax": "largest probability, GP",
@@ -43,6 +44,12 @@ def points(difference: float | None) -> str:
 def count(value: float | None) -> str:
     """Write a whole number with a thousands separator."""
     return ABSENT if value is None or not math.isfinite(value) else f"{value:,.0f}"
+
+
+def used_sentence(checkpoint: str, step: int, head: str) -> str:
+    """Name the step and the head that commands use of a run."""
+    chosen = f"the {HEAD_NAMES[head]} of step {count(step)}, {CHECKPOINTS[checkpoint]}"
+    return f"predict, evaluate and export use {chosen}."
 
 
 def duration(seconds: float | None) -> str:

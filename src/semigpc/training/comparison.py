@@ -29,7 +29,8 @@ from semigpc.training.run_folder import (
     MetricsLine,
     RunFolder,
     RunSummary,
-    last_result,
+    evaluated,
+    judged_result,
 )
 from semigpc.training.run_log import Listener
 from semigpc.training.state import DataCache
@@ -58,7 +59,7 @@ class Cell:
 
 
 class RunEntry(TypedDict, total=False):
-    """One seed of a method: its run's folder and last result."""
+    """One seed of a method: its run's folder, and the result of what the run stands for."""
 
     seed: Count
     folder: str
@@ -369,7 +370,7 @@ def _method_entry(cell: Cell, seeds: Sequence[int], path: Path) -> MethodEntry:
     for seed in seeds:
         where = run_path(path, cell, seed)
         summary = RunFolder(where).read_summary()
-        result = last_result(summary)
+        result = evaluated(judged_result(summary["results"]))
         run: RunEntry = {
             "seed": seed,
             "folder": str(where.relative_to(path)),

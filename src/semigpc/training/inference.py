@@ -33,7 +33,14 @@ from semigpc.refiners import GaussianProcessRefiner
 from semigpc.training.evaluate import Predictions, judged_head, predict, refilled
 from semigpc.training.experiment import Experiment, settings_of
 from semigpc.training.metrics import Head, Part
-from semigpc.training.run_folder import Choice, LogState, RunFolder, SplitFacts
+from semigpc.training.run_folder import (
+    Choice,
+    LogState,
+    RunFolder,
+    SplitFacts,
+    Standing,
+    standing,
+)
 from semigpc.training.state import DataCache, assemble, build_fabric, products_in
 
 HeadChoice = Literal["auto", "linear", "gp"]
@@ -44,9 +51,8 @@ class LoadedRun:
     """What a run learnt, ready to predict.
 
     ``network`` is the one that was evaluated in training, in evaluation mode; ``gp`` is None if the
-    run had none; ``head`` is the one by which the run is judged; ``temperatures`` scale the
-    confidence of each head, 1 where there is none; ``step`` is where the ``checkpoint`` was
-    written.
+    run had none; ``head`` is the one that was chosen at ``step``, where the ``checkpoint`` was
+    written; ``temperatures`` scale the confidence of each head, 1 where there is none.
     """
 
     folder: RunFolder
@@ -161,8 +167,8 @@ def load_run(path: Path, choice: Choice | None = None) -> LoadedRun:
     folder = RunFolder(path)
     experiment = folder.experiment()
     split = folder.read_split()
-    choice = _chosen(folder, choice)
-    saved = folder.checkpoint(choice, experiment, split)
+    present = _present(folder, choice)
+    saved = folder.checkpoint(present, experiment, split)
     fabric = build_fabric(experiment)
     width = None
     if experiment.frozen is not None:
@@ -184,6 +190,9 @@ def load_run(path: Path, choice: Choice | None = None) -> LoadedRun:
         network = OnFrozen(_same_backbone(folder, experiment, fabric.device), network)
     log: LogState = saved.state["journal"]
     head = log.get("head") or judged_head(trainer.gp, addon_answers=trainer.addon.answers)
+    step: int = saved.state["step"]
+    if choice is None:
+        _check_standing(folder, Standing(present, step, head), log)
     return LoadedRun(
         folder=folder,
         experiment=experiment,
@@ -194,13 +203,13 @@ def load_run(path: Path, choice: Choice | None = None) -> LoadedRun:
         temperatures=log.get("temperatures", {}),
         source=Augment(experiment.augment),
         device=trainer.fabric.device,
-        checkpoint=choice,
-        step=saved.state["step"],
+        checkpoint=present,
+        step=step,
     )
 
 
-def _chosen(folder: RunFolder, choice: Choice | None) -> Choice:
-    """Return the checkpoint that a run stands for: the best on validation, else the last."""
+def _present(folder: RunFolder, choice: Choice | None) -> Choice:
+    """Return which checkpoint to read: the chosen one, else the best, which a run may not have."""
     choice = choice or ("best" if folder.best.exists() else "last")
     if (folder.best if choice == "best" else folder.last).exists():
         return choice
@@ -208,6 +217,16 @@ def _chosen(folder: RunFolder, choice: Choice | None) -> Choice:
     raise RunError(
         f"{folder.path} has no {choice} checkpoint: {why}. Choose another, or resume the run."
     )
+
+
+def _check_standing(folder: RunFolder, loaded: Standing, log: LogState) -> None:
+    """Raise a :class:`RunError` if a checkpoint is not the one that its run stands for."""
+    meant = standing(log["results"], loaded.step, loaded.head)
+    if meant != loaded:
+        raise RunError(
+            f"{folder.path} stands for its {meant.checkpoint} checkpoint, of step {meant.step}, "
+            f"which is missing: {folder.best}. Put it back, or use checkpoint={loaded.checkpoint}."
+        )
 
 
 def _same_backbone(folder: RunFolder, experiment: Experiment, device: torch.device) -> nn.Module:

@@ -26,7 +26,7 @@ from semigpc.data.feature_views import join
 from semigpc.data.loaders import InOrder, check_unlabeled, normalised, worker_count
 from semigpc.io.errors import CheckpointError, DivergedError
 from semigpc.io.threads import allowed, using
-from semigpc.training.evaluate import evaluate_run, fill_rings, survey
+from semigpc.training.evaluate import evaluate_run, fill_rings, judged_head, survey
 from semigpc.training.experiment import Experiment, TrainConfig
 from semigpc.training.optim import set_rate, update_average
 from semigpc.training.processes import Stopped, check_same_everywhere, sum_gradients
@@ -228,12 +228,14 @@ class Run:
         else:
             self.log.restore(self.saved.state["journal"])
             first = int(self.saved.state["step"])
+        self.folder.remove_summary()
         self.log.begin(first)
         while True:
             self._train_generation(max(first, self.current.first))
             if self.current.last == self.experiment.train.steps:
                 return self._finish(self.current.last, "finished")
             self.current, note = self._following()
+            self.log.forget_head()
             self.log.note(self.current.first, note)
 
     def batches(self, first: int) -> Generator[Batch]:
@@ -347,14 +349,17 @@ class Run:
             write_checkpoint(path, tensors, state)
 
     def _finish(self, step: int, status: Literal["finished", "stopped"]) -> RunSummary:
+        trainer = self.current.trainer
+        # Where nothing was evaluated, as for a run that is loaded.
+        head = self.log.head or judged_head(trainer.gp, addon_answers=trainer.addon.answers)
         facts: RunSummary = {
             "status": status,
             "label": self.experiment.label,
             "processes": self.fabric.world_size,
             "class_groups": self.groups,
-            "gp": self.current.trainer.refiner.facts(),
+            "gp": trainer.refiner.facts(),
         }
-        return self.log.finish(step, facts)
+        return self.log.finish(step, head, facts)
 
     def _notes(self) -> Iterator[str]:
         """Yield what the reader of a run should know before it begins."""

@@ -32,14 +32,16 @@ LOOSE = ConfigDict(strict=True, extra="allow")
 class Figures(TypedDict, total=False):
     """Figures of an evaluation, a window of pseudo-labels or a screening, for C classes.
 
-    An evaluation is of one ``part`` and ``head``; ``judged`` if the run is judged by that head.
-    Figures that no image contributes to are None.
+    An evaluation is of one ``part`` and ``head``; ``judged`` if that head was chosen at its step.
+    The best one also has the ``temperatures`` of both heads. Figures that no image contributes to
+    are None.
     """
 
     part: Part
     head: Head
     judged: bool
     temperature: float
+    temperatures: dict[Head, float]
     message: str
     n: Count
     loss: float

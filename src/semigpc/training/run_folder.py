@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypeVar, cast
 
@@ -52,7 +53,7 @@ from semigpc.io.text import printable
 from semigpc.io.threads import cores
 from semigpc.io.versions import versions
 from semigpc.training.experiment import Experiment, flattened, upgraded
-from semigpc.training.metrics import FIGURES, LARGEST, LOOSE, Figures, Head, class_groups
+from semigpc.training.metrics import FIGURES, LARGEST, LOOSE, METRIC, Figures, Head, class_groups
 
 Choice = Literal["best", "last"]
 T = TypeVar("T")
@@ -130,8 +131,9 @@ class SplitFacts(TypedDict, total=False):
 class RunSummary(TypedDict, total=False):
     """``summary.json``: how a run ended.
 
-    ``label`` is the method's name for people. ``head`` is the one that is judged and that
-    predicts; ``temperatures`` scale the confidence of each head. ``files`` are sizes and hashes.
+    ``label`` is the method's name for people. ``step`` is the last one. ``checkpoint`` and ``head``
+    are what the run stands for, see :func:`standing`; ``temperatures`` scale the confidence of the
+    heads of that checkpoint. ``files`` are sizes and hashes.
     """
 
     label: str
@@ -139,6 +141,7 @@ class RunSummary(TypedDict, total=False):
     step: Count | None
     seconds: Annotated[float, Field(ge=0, le=LARGEST)] | None
     results: Results
+    checkpoint: Choice
     head: Head | None
     temperatures: dict[Head, float]
     processes: Count
@@ -194,6 +197,67 @@ class Checkpoint(NamedTuple):
             for name, value in self.tensors.items()
             if name.startswith(f"{prefix}.")
         }
+
+
+# What a run stands for ----------------------------------------------------------------------------
+
+
+class Standing(NamedTuple):
+    """What a run stands for: a checkpoint, its step, and the head of it that predicts."""
+
+    checkpoint: Choice
+    step: int
+    head: Head
+
+
+def standing(results: Results, step: int, head: Head) -> Standing:
+    """Return what a run stands for, in its files, on its pages and in every command.
+
+    It is the checkpoint that was best on validation, with the head chosen at its step. Where
+    nothing was validated, it is the last one.
+
+    Args:
+        results: of the run so far. step, head: of its last checkpoint.
+    """
+    best = results.get("best_on_validation")
+    if best is None:
+        return Standing("last", step, head)
+    return Standing("best", best["step"], best.get("head", head))
+
+
+def judged_result(results: Results) -> MetricsLine | None:
+    """Return the evaluation of what a run stands for; None if nothing was evaluated."""
+    return results.get("best_on_validation") or results.get("last")
+
+
+def add_evaluation(results: Results, lines: Sequence[MetricsLine]) -> bool:
+    """Add the evaluation of a step to the results; return whether validation is best so far.
+
+    Args:
+        results: of the steps before. lines: of all parts and heads at this step.
+    """
+    judged = {line["part"]: line for line in lines if line["judged"]}
+    test = judged.get("test")
+    validation = judged.get("validation")
+    results["last"] = test or validation
+    best_test = results.get("best_on_test")
+    if test is not None and (best_test is None or test[METRIC] > best_test[METRIC]):
+        results["best_on_test"] = test
+    best = results.get("best_on_validation")
+    if validation is None or (best is not None and validation[METRIC] <= best["chosen_by"]):
+        return False
+    results["best_on_validation"] = {**(test or validation), "chosen_by": validation[METRIC]}
+    return True
+
+
+def results_of(evals: Sequence[MetricsLine]) -> Results:
+    """Return the results of evaluations, sorted by step; lines without figures are skipped."""
+    results: Results = {}
+    needed = {"part", "head", "judged", METRIC}
+    usable = [line for line in evals if needed <= line.keys()]
+    for _, lines in groupby(usable, key=lambda line: line["step"]):
+        add_evaluation(results, list(lines))
+    return results
 
 
 # The folder ---------------------------------------------------------------------------------------
@@ -423,6 +487,11 @@ class RunFolder:
         with writing(self.metrics), self.metrics.open("a") as file:
             file.truncate(size)
 
+    def remove_summary(self) -> None:
+        """Remove the summary of a run that was stopped: the run goes on, and it would be untrue."""
+        with writing(self.summary):
+            self.summary.unlink(missing_ok=True)
+
     def write_summary(self, summary: RunSummary) -> None:
         """Write ``summary.json`` with sizes and hashes of the other files."""
         if self.writes:
@@ -471,6 +540,9 @@ class SilentRunFolder(RunFolder):
     def rewind_metrics(self, size: int) -> None:
         """Do nothing."""
 
+    def remove_summary(self) -> None:
+        """Do nothing."""
+
 
 def metrics_line(kind: str, step: int, values: Mapping[str, object]) -> MetricsLine:
     """Return a line of ``metrics.jsonl``; its other keys depend on the kind."""
@@ -478,8 +550,12 @@ def metrics_line(kind: str, step: int, values: Mapping[str, object]) -> MetricsL
 
 
 def last_result(summary: RunSummary) -> MetricsLine:
-    """Return the evaluation at the end of a run, by the head that is judged."""
-    result = summary["results"].get("last")
+    """Return the evaluation at the end of a run, by the head that was chosen there."""
+    return evaluated(summary["results"].get("last"))
+
+
+def evaluated(result: MetricsLine | None) -> MetricsLine:
+    """Return a result; raise a :class:`RunError` if there is none."""
     if result is None:
         raise RunError("the run has neither test nor validation images to evaluate on.")
     return result
@@ -614,22 +690,16 @@ class RunRecord:
 
     @property
     def results(self) -> Results:
-        """The results of the summary; empty where it is missing."""
-        return self.summary.get("results") or {}
+        """The results of the summary; where it is missing, of the evaluations so far."""
+        return self.summary.get("results") or results_of(self.evals)
 
     @property
-    def last_result(self) -> MetricsLine | None:
-        """The result of the last step, by the summary."""
-        return self.results.get("last")
-
-    @property
-    def head(self) -> Head:
-        """The head that is judged: by the summary, else by the last evaluation."""
-        stored = self.summary.get("head")
-        if stored is None and self.last_result is not None:
-            stored = self.last_result.get("head")
-        judged = [line["head"] for line in self.evals if line.get("judged") and "head" in line]
-        return stored or (judged[-1] if judged else "linear")
+    def standing(self) -> Standing:
+        """What the run stands for, as far as its files tell."""
+        results = self.results
+        last = results.get("last") or metrics_line("eval", 0, {})
+        head = self.summary.get("head") or last.get("head", "linear")
+        return standing(results, self.summary.get("step") or last["step"], head)
 
     def counts(self, key: str) -> NDArray[np.float64] | None:
         """Return counts (C,) from split.json, or None where they are not known."""
@@ -643,15 +713,19 @@ class RunRecord:
         return [line for line in self.evals if (line.get("part"), line.get("head")) == (part, head)]
 
     def headline(self) -> MetricsLine | None:
-        """Return the last evaluation of the judged head, on test images if there are any."""
-        last = self.last_result
-        for part in PARTS if last is None or "part" not in last else (last["part"],):
-            lines = self.curve(part, self.head)
-            if lines and last is None:
-                return lines[-1]
-            if lines and last is not None and last["step"] == lines[-1]["step"]:
-                return {**lines[-1], **last}  # with the matrices, which the summary may lack
-        return last
+        """Return the evaluation of what the run stands for, on test images if there are any.
+
+        Without a summary the run may still go on, and it is the last evaluation.
+        """
+        results = self.results
+        result = judged_result(results) if self.summary else results.get("last")
+        if result is None:
+            ends = [line for part in PARTS for line in self.curve(part, self.standing.head)[-1:]]
+            return ends[0] if ends else None
+        for line in self.curve(result.get("part", ""), result.get("head", "")):
+            if line["step"] == result["step"]:
+                return {**line, **result}  # with the matrices, which the summary may lack
+        return result
 
 
 def read_run(folder: Path, *, bulky: bool = True) -> RunRecord:

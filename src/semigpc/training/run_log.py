@@ -13,7 +13,7 @@ from semigpc.refiners import NoRefiner, Refiner
 from semigpc.training.calibration import UNCALIBRATED
 from semigpc.training.evaluate import Evaluation
 from semigpc.training.experiment import Experiment
-from semigpc.training.metrics import METRIC, Array, Head, PseudoFigures, PseudoLabelStats
+from semigpc.training.metrics import Array, Head, PseudoFigures, PseudoLabelStats
 from semigpc.training.run_folder import (
     CheckState,
     LogState,
@@ -21,6 +21,8 @@ from semigpc.training.run_folder import (
     Results,
     RunFolder,
     RunSummary,
+    add_evaluation,
+    standing,
 )
 from semigpc.types import Batch, StepOutput
 
@@ -67,7 +69,7 @@ class RunLog:
         self.refiner: Refiner = NoRefiner()
         self.checked_from = 0
         self.results: Results = {"last": None, "best_on_validation": None, "best_on_test": None}
-        self.head: Head | None = None  # that is judged, by the last evaluation
+        self.head: Head | None = None  # chosen by the last evaluation
         self.temperatures: dict[Head, float] = {}
         self.seconds_before = 0.0
         self.began = time.perf_counter()
@@ -150,31 +152,35 @@ class RunLog:
             reason = "No class has two labels, or there are no unlabelled images."
             self.note(step, f"{UNCALIBRATED} {reason}")
         lines = [self._write("eval", step, result) for result in evaluation.results]
-        judged = {line["part"]: line for line in lines if line["judged"]}
         if evaluation.screening is not None:
             self._write("screening", step, evaluation.screening)
         self.window_began += seconds  # evaluation is no training time
-        test = judged.get("test")
-        validation = judged.get("validation")
-        self.results["last"] = test or validation
-        best_test = self.results["best_on_test"]
-        if test is not None and (best_test is None or test[METRIC] > best_test[METRIC]):
-            self.results["best_on_test"] = test
+        is_best = add_evaluation(self.results, lines)
         best = self.results["best_on_validation"]
-        if validation is None or (best is not None and validation[METRIC] <= best["chosen_by"]):
-            return False
-        chosen = test or validation
-        self.results["best_on_validation"] = {**chosen, "chosen_by": validation[METRIC]}
-        return True
+        if is_best and best is not None:
+            best["temperatures"] = evaluation.temperatures
+        return is_best
 
-    def finish(self, step: int, facts: RunSummary) -> RunSummary:
-        """Write ``summary.json`` with these facts, and return it."""
+    def forget_head(self) -> None:
+        """Forget the head and its temperatures: a fresh network has not been evaluated."""
+        self.head = None
+        self.temperatures = {}
+
+    def finish(self, step: int, head: Head, facts: RunSummary) -> RunSummary:
+        """Write ``summary.json`` with these facts, and return it.
+
+        Args:
+            step, head: of the last checkpoint. facts: that the log does not know.
+        """
+        best = self.results["best_on_validation"]
+        stands_for = standing(self.results, step, head)
         summary: RunSummary = {
             "step": step,
             "seconds": self._seconds(),
             "results": self.results,
-            "head": self.head,
-            "temperatures": self.temperatures,
+            "checkpoint": stands_for.checkpoint,
+            "head": stands_for.head,
+            "temperatures": self.temperatures if best is None else best.get("temperatures", {}),
             **facts,
         }
         self.folder.write_summary(summary)
