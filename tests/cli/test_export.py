@@ -6,14 +6,23 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
+from sklearn.datasets import load_sample_image
 
 from semigpc.export import network
+from semigpc.export.run import export_run
+from semigpc.training import train
+from semigpc.training.inference import images_at, load_run
 from tests.cli.calls import refused, semigpc
 from tests.cli.conftest import Trained
+from tests.training.small_runs import small_run
 
 DOCS = Path(__file__).parents[2] / "docs" / "train.md"
+ORIENTATION = 0x0112  # of EXIF
 
 
 @pytest.fixture(scope="module")
@@ -44,25 +53,62 @@ def test_it_says_what_was_written_and_how_it_was_checked(run: Path) -> None:
     assert re.fullmatch(checked + r"\d\.\de-\d\d, allowed 0\.0001", second)
 
 
+def odd_photographs(folder: Path) -> list[Path]:
+    """Images of odd sizes, shapes and modes, as files."""
+    whole = Image.fromarray(load_sample_image("china.jpg"))  # 640 x 427
+    turned = Image.Exif()
+    turned[ORIENTATION] = 6
+    clear = whole.crop((100, 50, 190, 200)).quantize(16)
+    depth = np.asarray(whole.convert("L")).astype(np.uint16)[:90, :70] * 257
+    images: dict[str, tuple[Image.Image, dict[str, Any]]] = {
+        "plain.png": (whole, {}),
+        "large.jpg": (whole.resize((1601, 1067)), {"quality": 95}),  # decoded at a fraction
+        "tall.png": (whole.crop((300, 0, 341, 420)), {}),
+        "wide.png": (whole.crop((0, 200, 633, 233)), {}),
+        "tiny.png": (whole.crop((200, 200, 203, 205)), {}),
+        "turned.jpg": (whole, {"exif": turned}),
+        "grey.png": (whole.convert("L").crop((0, 0, 101, 87)), {}),
+        "palette.gif": (clear, {}),
+        "palette_clear.png": (clear, {"transparency": 3}),
+        "alpha.png": (whole.convert("RGBA").crop((5, 5, 130, 99)), {}),
+        "grey_alpha.png": (whole.convert("LA").crop((5, 5, 99, 130)), {}),
+        "black_and_white.png": (whole.convert("1"), {}),
+        "cmyk.jpg": (whole.convert("CMYK"), {"quality": 95}),
+        "deep.png": (Image.fromarray(depth), {}),
+    }
+    for name, (image, options) in images.items():
+        image.save(folder / name, **options)
+    return [folder / name for name in images]
+
+
 @pytest.mark.slow
-def test_the_example_of_the_docs_says_what_predict_says(
-    run: Path,
-    trained: Trained,
+@pytest.mark.parametrize("style", ["pad", "resize"])
+def test_the_script_of_the_docs_returns_what_predict_returns_for_odd_images(
+    style: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    (example,) = re.findall(r"```python\n(.*?)```", DOCS.read_text(), flags=re.DOTALL)
-    for name in ("model.onnx", "model.onnx.json"):
-        shutil.copy(run / "export" / name, tmp_path)
-    image = min(trained.photos.iterdir())
-    shutil.copy(image, tmp_path / "photo.png")
+    (script,) = re.findall(r"```python\n(.*?)```", DOCS.read_text(), flags=re.DOTALL)
+    imported = set(re.findall(r"^(?:import|from) (\w+)", script, flags=re.MULTILINE))
+    assert imported == {"json", "sys", "numpy", "onnxruntime", "PIL"}
+    size = (f"augment.style={style}", "augment.image_size=28", "train.ema=0", "train.lr=0.01")
+    train(small_run("simmatch", "gp", *size, "refiner.eval_head=gp"), tmp_path / "run")
+    export_run(tmp_path / "run", out=tmp_path / "model.onnx")
+    paths = odd_photographs(tmp_path)
     monkeypatch.chdir(tmp_path)
-    exec(compile(example, "docs/train.md", "exec"), {})
-    label, confidence = capsys.readouterr().out.split()
-    (row,) = json.loads(semigpc("predict", trained.run, image, "--json").stdout)
-    assert label == row["label"]
-    assert float(confidence) == pytest.approx(row["confidence"], abs=1e-4)
+    monkeypatch.setattr("sys.argv", ["script.py", *map(str, paths)])
+    names: dict[str, Any] = {}
+    exec(compile(script, "docs/train.md", "exec"), names)
+    run = load_run(tmp_path / "run")
+    images = images_at(paths)
+    seen = run.source.plain(images, np.arange(len(paths))).numpy().transpose(0, 3, 1, 2)
+    assert np.array_equal(np.rint(255 * names["images"]), seen)
+    expected = run.predict(images).probs[run.head]
+    assert np.abs(names["probabilities"] - expected).max() <= 1e-4
+    assert np.ptp(expected, axis=0).max() > 0.05  # images do not all look alike to this network
+    printed = [line.split()[1] for line in capsys.readouterr().out.splitlines()]
+    assert printed == [run.class_names[c] for c in expected.argmax(axis=1)]
 
 
 @pytest.mark.slow

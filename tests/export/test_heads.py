@@ -94,7 +94,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Compared:
     said = {}
     for kind, form in FORMATS.items():
         path = folder / f"model{form.suffix}"
-        form.write(cast("ExportedNetwork", Several(classifier, refiners).eval()), SIDE, path)
+        form.write(cast("ExportedNetwork", Several(classifier, refiners).eval()), SIDE, path, "{}")
         answers = [form.open(path)(part) for part in np.split(raw, np.cumsum(BATCHES)[:-1])]
         said[kind] = {
             name: np.concatenate([answer[f"of_{name}"] for answer in answers]) for name in refiners
@@ -163,13 +163,13 @@ def test_what_onnx_runtime_cannot_compute_is_refused_and_torch_can(tmp_path: Pat
     refiner.engine.reanchor(Angular(), 0.3)
     module, pixels = exported(classifier, refiner), images(CHECK_IMAGES, seed=2)[0]
     onnx, pt2 = (tmp_path / f"model{form.suffix}" for form in FORMATS.values())
-    FORMATS["onnx"].write(module, SIDE, onnx)
+    FORMATS["onnx"].write(module, SIDE, onnx, "{}")
     with pytest.raises(
         NotExportableError,
         match=r"lacks what the network needs: .*kind=torch or head=linear",
     ):
         FORMATS["onnx"].open(onnx)
-    FORMATS["torch"].write(module, SIDE, pt2)
+    FORMATS["torch"].write(module, SIDE, pt2, "{}")
     answer = FORMATS["torch"].open(pt2)
     found = differences(
         answer,

@@ -81,19 +81,22 @@ def test_the_frozen_network_and_the_gp_are_inside(frozen: Path, done: Exported) 
 def test_the_facts_say_how_to_use_it(frozen: Path, done: Exported) -> None:
     facts = json.loads((done.path.parent / "model.onnx.json").read_text())
     assert facts == done.facts
+    session = onnxruntime.InferenceSession(done.path, providers=["CPUExecutionProvider"])
+    inside = json.loads(session.get_modelmeta().custom_metadata_map["semigpc"])
+    beside_only = {"file", "format", "run", "check", "notes", "versions"}
+    assert inside == {key: fact for key, fact in facts.items() if key not in beside_only}
     assert facts["class_names"] == [str(c) for c in range(CLASSES)]
     assert facts["input"]["shape"] == ["M", 3, 8, 8]
-    assert facts["input"]["preparation"] == "resize to 8 x 8 pixels, bilinear"
+    assert facts["preparation"] == {"decode": 18, "shorter_side": None, "size": 8}
     assert facts["normalised_inside_by"]["mean"] == list(load_run(frozen).experiment.augment.mean)
     assert {name: told["head"] for name, told in facts["outputs"].items()} == {
         "probabilities": "gp",
         "gp_probabilities": "gp",
         "linear_probabilities": "linear",
     }
-    assert (facts["checkpoint"], facts["step"], facts["image_size"], facts["format"]) == (
+    assert (facts["checkpoint"], facts["step"], facts["format"]) == (
         "best",
         load_run(frozen).step,
-        8,
         "onnx",
     )
     assert facts["gp"]["points"] == len(load_run(frozen).gp.engine)  # type: ignore[union-attr]
@@ -123,7 +126,9 @@ def test_torch_reads_its_own_format_for_any_number_of_images(frozen: Path, tmp_p
         checkpoint="last",
         progress=lambda stage, n, _: seen.append((stage, n)),
     )
-    module = torch.export.load(path).module()
+    stored = {"semigpc": ""}
+    module = torch.export.load(path, extra_files=stored).module()
+    assert json.loads(stored["semigpc"])["class_names"] == [str(c) for c in range(CLASSES)]
     for rows in (1, 3):
         said = module(torch.rand(rows, 3, 8, 8))
         assert list(said) == ["probabilities"]

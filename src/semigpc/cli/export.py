@@ -36,9 +36,10 @@ def export(
 
     It contains the whole network, frozen or not, and the GP with its labelled
     features. Input: any number of RGB images in [0, 1] of the right size;
-    output: probabilities. FILE.json beside it has the size, the classes and
-    the check: predictions for 1024 images must equal the run's to 1e-4, or
-    the file is not written.
+    output: probabilities. Its metadata have the classes and how to prepare
+    images, which docs/train.md does in a few lines. FILE.json beside it has
+    the same and the check: predictions for 1024 images must equal the run's
+    to 1e-4, or the file is not written.
 
     For example:
 

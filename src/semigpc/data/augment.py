@@ -5,8 +5,9 @@ published recipes were run with; called directly, they save every loading proces
 importing torchvision takes. Five of them fill tables of 256 to 768 Python numbers in each call,
 which on an image of 8 x 8 or 32 x 32 pixels is nearly all of their cost: 60 to 200 microseconds.
 Small images are computed with NumPy in 1 to 50, to the same bytes; on larger images Pillow's C code
-is faster. Images are resized by torch, which takes a quarter of Pillow's time and differs from it
-by 1 of 255 at most.
+is faster. Images for random views are resized by torch, which takes a quarter of Pillow's time and
+differs from it by 1 of 255 at most. The plain view is Pillow's: a program that has an exported run
+and no torch can make the same pixels.
 
 Views are bytes until they are on the device, which normalises them: a quarter of the memory, of the
 traffic between processes and of the copy to a GPU.
@@ -126,6 +127,19 @@ class AugmentConfig:
             )
 
 
+class Preparation(NamedTuple):
+    """How an image becomes a plain view of ``size`` x ``size`` pixels.
+
+    A JPEG is decoded at a fraction of its size where both sides keep ``decode`` pixels. The shorter
+    side is resized to ``shorter_side``, and the middle cut out; if that is None, the whole image is
+    resized to a square.
+    """
+
+    decode: int
+    shorter_side: int | None
+    size: int
+
+
 class Augment:
     """A :class:`ViewSource` of pixels; equal generators give equal views."""
 
@@ -134,6 +148,8 @@ class Augment:
         size = config.image_size
         ratio = config.crop_ratio
         self._large = math.floor(size / ratio)
+        shorter_side = None if config.style == "pad" else self._large
+        self.preparation = Preparation(DRAFT_FACTOR * self._large, shorter_side, size)
         pad = int(size * (1 - ratio))
         # Columns (s + 2 pad,) reflected about the first and the last, which are not repeated.
         within = np.abs(np.arange(-pad, size + pad))
@@ -181,7 +197,7 @@ class Augment:
 
     def decode(self, image_set: ImageSet, index: int) -> Image.Image:
         """Return an image of a set, no larger than its views need where that saves time."""
-        return image_set.read(index, DRAFT_FACTOR * self._large)
+        return image_set.read(index, self.preparation.decode)
 
     def pixels(self, name: str, square: Pixels, rng: Generator) -> Pixels:
         """Return a view (s, s, 3) of an image's :meth:`square`."""
@@ -203,20 +219,16 @@ class Augment:
         return resized(to_pixels(image), self._side(plain=False), self._side(plain=False))
 
     def evaluation_pixels(self, image: Image.Image) -> Pixels:
-        """Return the plain view, (s, s, 3)."""
-        size = self.config.image_size
-        pixels = to_pixels(image)
-        if self.config.style == "pad":
-            return resized(pixels, size, size)
-        short = min(image.size)
-        height, width = (self._scaled(side, short) for side in pixels.shape[:2])
-        top = round((height - size) / 2)
-        left = round((width - size) / 2)
-        return resized(pixels, height, width)[top : top + size, left : left + size]
-
-    def _scaled(self, side: int, short: int) -> int:
-        """Return a side of an image whose shorter side is resized to floor(s / r)."""
-        return self._large if side == short else int(self._large * side / short)
+        """Return the plain view, (s, s, 3), as docs/train.md does for an exported run."""
+        _, shorter_side, size = self.preparation
+        sides = (size, size)
+        if shorter_side is not None:
+            width, height = image.size
+            short = min(image.size)
+            sides = (int(shorter_side * width / short), int(shorter_side * height / short))
+        left, top = (round((side - size) / 2) for side in sides)
+        whole = image.resize(sides, Image.Resampling.BILINEAR)
+        return to_pixels(whole.crop((left, top, left + size, top + size)))
 
     def _side(self, plain: bool) -> int:
         return self.config.image_size if plain or self.config.style == "pad" else self._large

@@ -56,7 +56,7 @@ class CacheKey:
     augment: AugmentConfig
     views: int
     width: int
-    pixels: str = "JPEG by draft, resized by torch"
+    pixels: str = "JPEG by draft, resized by torch, plain views by Pillow"
 
     def plain(self) -> Key:
         """Return the key as plain values for JSON."""

@@ -24,6 +24,7 @@ from semigpc.training.state import EvaluationNetwork
 from semigpc.types import ModelOutput
 
 PROBABILITIES = "probabilities"
+METADATA = "semigpc"  # name of the facts that a file contains, as JSON
 Floats = NDArray[np.float32]
 Predictor = Callable[[Floats], dict[str, Floats]]
 
@@ -135,7 +136,7 @@ class Format(NamedTuple):
 
     suffix: str
     needs: tuple[str, ...]
-    write: Callable[[ExportedNetwork, int, Path], None]
+    write: Callable[[ExportedNetwork, int, Path, str], None]
     open: Callable[[Path], Predictor]
 
     def require(self) -> None:
@@ -156,11 +157,11 @@ def _other_ways() -> Iterator[None]:
         raise NotExportableError(f"{error} Try kind=torch or head=linear.") from error
 
 
-def write_onnx(network: ExportedNetwork, size: int, path: Path) -> None:
-    """Write one ONNX file, as :func:`semigpc.models.encoder.write_onnx`."""
+def write_onnx(network: ExportedNetwork, size: int, path: Path, facts: str) -> None:
+    """Write one ONNX file with these facts, as :func:`semigpc.models.encoder.write_onnx`."""
     graph = trace(network, _examples(size))
     with _other_ways():
-        onnx_form.write_onnx(graph, list(network.outputs), path)
+        onnx_form.write_onnx(graph, list(network.outputs), path, {METADATA: facts})
 
 
 def open_onnx(path: Path) -> Predictor:
@@ -173,9 +174,9 @@ def _examples(size: int) -> Tensor:
     return torch.zeros(2, 3, size, size)
 
 
-def write_torch(network: ExportedNetwork, size: int, path: Path) -> None:
-    """Write one file of torch.export."""
-    torch.export.save(trace(network, _examples(size)), path)
+def write_torch(network: ExportedNetwork, size: int, path: Path, facts: str) -> None:
+    """Write one file of torch.export with these facts."""
+    torch.export.save(trace(network, _examples(size)), path, extra_files={METADATA: facts})
 
 
 def open_torch(path: Path) -> Predictor:

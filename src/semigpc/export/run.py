@@ -1,5 +1,6 @@
 """Export a run folder to one file, check it against the run, and describe it."""
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +14,6 @@ import torch
 from torch import nn
 
 from semigpc.data import Augment
-from semigpc.data.augment import AugmentConfig
 from semigpc.export.network import FORMATS, Bare, ExportedNetwork, Predictor, bare
 from semigpc.gp import NoExpansionError
 from semigpc.io.atomic import replacing, write_json, writing
@@ -42,13 +42,12 @@ LARGE_BATCH = 256  # images
 
 
 class InputFacts(TypedDict):
-    """The input of an exported file, and how to prepare images for it."""
+    """The input of an exported file."""
 
     name: str
     shape: list[str | int]
     dtype: str
     values: str
-    preparation: str
 
 
 class OutputFacts(TypedDict):
@@ -71,20 +70,28 @@ class CheckFacts(TypedDict):
     tolerance: float
 
 
-class ExportFacts(TypedDict):
-    """The JSON file beside an exported one: what its user must know, and what its check showed."""
+class ModelFacts(TypedDict):
+    """What a user of an exported file must know; the file contains it, under METADATA.
+
+    ``preparation`` has the fields of :class:`semigpc.data.augment.Preparation`.
+    """
+
+    checkpoint: Choice
+    step: int
+    class_names: list[str]
+    preparation: dict[str, int | None]
+    input: InputFacts
+    normalised_inside_by: dict[str, list[float]]
+    outputs: dict[str, OutputFacts]
+    gp: dict[str, str | int] | None
+
+
+class ExportFacts(ModelFacts):
+    """The JSON file beside an exported one: the facts in it, and what its check showed."""
 
     file: str
     format: Kind
     run: str
-    checkpoint: Choice
-    step: int
-    class_names: list[str]
-    input: InputFacts
-    image_size: int
-    normalised_inside_by: dict[str, list[float]]
-    outputs: dict[str, OutputFacts]
-    gp: dict[str, str | int] | None
     check: CheckFacts
     notes: list[str]
     versions: dict[str, str]
@@ -112,8 +119,8 @@ def export_run(
 
     The file appears under its name once its probabilities for CHECK_IMAGES images agree with those
     of the run to TOLERANCE. Its input is RGB images in [0, 1] of the right size; it contains the
-    network, a frozen one below it, and the GP with the buffer of the checkpoint, as in ``semigpc
-    predict``.
+    network, a frozen one below it, the GP with the buffer of the checkpoint, as in ``semigpc
+    predict``, and its :class:`ModelFacts`.
 
     Args:
         folder: of the run.
@@ -159,8 +166,9 @@ def _write_draft(
     """Write a run as one file, compare it with the run, and return the facts about it."""
     form = FORMATS[kind]
     images = _check_images(run)
+    facts = _model_facts(run, exported)
     report(f"Writing {draft.name}", 0, None)
-    form.write(exported, run.experiment.augment.image_size, draft)
+    form.write(exported, run.experiment.augment.image_size, draft, json.dumps(facts))
     largest = differences(
         form.open(draft),
         network,
@@ -173,7 +181,22 @@ def _write_draft(
         progress=lambda done, total: report("Checking", done, total),
     )
     _check_differences(largest)
-    return _facts(run, exported, images, largest, draft.name, kind)
+    return {
+        **facts,
+        "file": draft.name,
+        "format": kind,
+        "run": str(run.folder.path),
+        "check": {
+            "rows": len(images.pixels),
+            "test_images": images.own,
+            "random_images": len(images.pixels) - images.own,
+            "largest_difference": max(largest.values()),
+            "of_each_output": largest,
+            "tolerance": TOLERANCE,
+        },
+        "notes": _notes(run, exported, images),
+        "versions": versions(*ONNX_PACKAGES),
+    }
 
 
 def _check_free(path: Path, kind: Kind, *, overwrite: bool) -> None:
@@ -316,31 +339,20 @@ def _check_differences(largest: dict[str, float]) -> None:
 # The description ----------------------------------------------------------------------------------
 
 
-def _facts(
-    run: LoadedRun,
-    exported: ExportedNetwork,
-    images: CheckImages,
-    largest: dict[str, float],
-    file: str,
-    kind: Kind,
-) -> ExportFacts:
+def _model_facts(run: LoadedRun, exported: ExportedNetwork) -> ModelFacts:
     augment = run.experiment.augment
     size = augment.image_size
     return {
-        "file": file,
-        "format": kind,
-        "run": str(run.folder.path),
         "checkpoint": run.checkpoint,
         "step": run.step,
         "class_names": list(run.class_names),
+        "preparation": Augment(augment).preparation._asdict(),
         "input": {
             "name": INPUT,
             "shape": ["M", 3, size, size],
             "dtype": "float32",
             "values": "RGB, a byte / 255, in [0, 1]; not normalised: that is done inside",
-            "preparation": _preparation(augment),
         },
-        "image_size": size,
         "normalised_inside_by": {"mean": list(augment.mean), "std": list(augment.std)},
         "outputs": {
             name: {
@@ -352,16 +364,6 @@ def _facts(
             for name, head in exported.outputs.items()
         },
         "gp": _kernel_facts(exported),
-        "check": {
-            "rows": len(images.pixels),
-            "test_images": images.own,
-            "random_images": len(images.pixels) - images.own,
-            "largest_difference": max(largest.values()),
-            "of_each_output": largest,
-            "tolerance": TOLERANCE,
-        },
-        "notes": _notes(run, exported, images),
-        "versions": versions(*ONNX_PACKAGES),
     }
 
 
@@ -371,16 +373,6 @@ def _kernel_facts(exported: ExportedNetwork) -> dict[str, str | int] | None:
     if gp is None:
         return None
     return {"kernel": repr(gp.kernel), "points": len(gp.points), "dtype": "float64"}
-
-
-def _preparation(augment: AugmentConfig) -> str:
-    """Return what to do with an image before it is given to the file."""
-    size = augment.image_size
-    if augment.style == "pad":
-        return f"resize to {size} x {size} pixels, bilinear"
-    large = math.floor(size / augment.crop_ratio)
-    resize = f"resize the shorter side to {large} pixels, bilinear"
-    return f"{resize}; cut {size} x {size} out of the middle"
 
 
 def _notes(run: LoadedRun, exported: ExportedNetwork, images: CheckImages) -> list[str]:

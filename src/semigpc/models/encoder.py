@@ -208,7 +208,12 @@ def trace(network: nn.Module, images: Tensor) -> torch.export.ExportedProgram:
         ) from error
 
 
-def write_onnx(graph: torch.export.ExportedProgram, outputs: Sequence[str], path: Path) -> None:
+def write_onnx(
+    graph: torch.export.ExportedProgram,
+    outputs: Sequence[str],
+    path: Path,
+    metadata: Mapping[str, str] | None = None,
+) -> None:
     """Write one ONNX file; weights are beside it only if they exceed the 2 GB that a file of this
     format can hold.
 
@@ -216,6 +221,7 @@ def write_onnx(graph: torch.export.ExportedProgram, outputs: Sequence[str], path
 
     Args:
         graph: of a network, from :func:`trace`. outputs: their names. path: of the file.
+        metadata: texts by name, stored in the file.
     """
     names: dict[str, Any] = {"input_names": [INPUT], "output_names": list(outputs)}
     try:
@@ -225,6 +231,7 @@ def write_onnx(graph: torch.export.ExportedProgram, outputs: Sequence[str], path
     except torch.onnx.OnnxExporterError as error:
         raise NotExportableError(f"the network has no ONNX form: {_reason(error)}.") from error
     assert program is not None
+    program.model.metadata_props.update(metadata or {})
     program.save(path)
 
 
