@@ -12,9 +12,9 @@ from sklearn.datasets import load_digits
 
 from semigpc.export import run as export_module
 from semigpc.training import loop
-from semigpc.training.evaluate import Evaluation
+from semigpc.training.evaluate import Evaluation, evaluate_run
 from semigpc.training.inference import images_at, load_run
-from semigpc.training.metrics import METRIC
+from semigpc.training.metrics import METRIC, Head
 from semigpc.training.run_folder import Standing
 from tests.cli.calls import SHORT, semigpc
 
@@ -54,14 +54,13 @@ def let_the_first_evaluation_be_best(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is perfect on validation images and chooses the GP, where there is one; later ones choose
     the linear head.
     """
-    measure = loop.evaluate_run
     calls = count()
 
     def changed(*args: Any, **options: Any) -> Evaluation:
-        evaluation = measure(*args, **options)
+        evaluation = evaluate_run(*args, **options)
         first = next(calls) == 0
         heads = {line["head"] for line in evaluation.results}
-        head = "gp" if first and "gp" in heads else "linear"
+        head: Head = "gp" if first and "gp" in heads else "linear"
         best = {METRIC: 1.0} if first else {}
         lines: Any = [
             {

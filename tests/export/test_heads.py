@@ -201,7 +201,7 @@ def test_a_network_that_cannot_be_traced_is_refused(tmp_path: Path) -> None:
     )
     for kind in FORMATS:
         with pytest.raises(NotExportableError, match="the network cannot be traced: "):
-            FORMATS[kind].write(module, SIDE, tmp_path / "model")
+            FORMATS[kind].write(module, SIDE, tmp_path / "model", "{}")
 
 
 def test_differences_are_seen() -> None:
