@@ -41,6 +41,7 @@ def make_facts(
         "title": "Birds of the garden",
         "data": "embeddings/birds.parquet",
         "rows": int(given.sum()) + unlabeled,
+        "unlabelled": unlabeled,
         "width": 384,
         "id_name": "file_name",
         "rows_noun": "rows",

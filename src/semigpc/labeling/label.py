@@ -535,20 +535,22 @@ def summarise(
         "statuses": {status: tally.statuses[status] for status in STATUSES},
         "threshold": float(np.average(model.threshold_, weights=model.class_shares_)),
         "target_precision": settings.target_precision,
-        "promise": promise_facts(model, settings, tally),
+        "promise": promise_facts(model, settings, tally) if unlabelled else None,
         "model": {
             "kernel": str(model.get_params()["kernel"]),
             "scaling": str(model.scaling_),
             "length_scale": float(model.length_scale_),
             "noise_std": float(model.noise_std_),
+    unlabelled = gathered.rows - len(gathered.labelled) - len(gathered.bad)
             "logit_scale": float(model.logit_scale_),
             "self_training": int(model.self_training_),
             "engine": str(model.engine_),
             "labels used": len(model.labeled_rows_),
+        "unlabelled": unlabelled,
             "rows in the sample": len(gathered.sample),
         },
         "settings": _settings_facts(settings, inputs.source),
-        "notes": _notes(inputs, gathered),
+        "notes": _notes(inputs, gathered, unlabelled),
         "outliers": tally.outliers,
         "suspects": [{"id": id_of[suspect["row"]], **suspect} for suspect in suspects],
         "evidence": evidence,
@@ -604,7 +606,7 @@ def _settings_facts(settings: LabelSettings, source: TableSource) -> dict[str, f
     }
 
 
-def _notes(inputs: Inputs, gathered: Scan) -> list[str]:
+def _notes(inputs: Inputs, gathered: Scan, unlabelled: int) -> list[str]:
     """Return sentences that the reader should see first."""
     notes = list(inputs.notes)
     counts = Counter(gathered.labels)
@@ -618,6 +620,7 @@ def _notes(inputs: Inputs, gathered: Scan) -> list[str]:
             f"Rows left unlabelled, since their embedding contains NaN or infinity: "
             f"{len(gathered.bad)}{exception}."
         )
-    if len(gathered.labelled) + len(gathered.bad) == gathered.rows:
-        notes.append("Every row already has a label: there was nothing to label.")
+    if not unlabelled:
+        rest = "other row" if len(gathered.bad) else "row"
+        notes.append(f"Every {rest} already has a label: there was nothing to label.")
     return notes

@@ -229,7 +229,7 @@ def _unlabelled(facts: LabelingSummary) -> int:
 
 def _nothing(facts: LabelingSummary) -> str:
     """Return the sentence on classes that got no new label; none if there was nothing to label."""
-    if not _unlabelled(facts):
+    if not facts["unlabelled"]:
         return ""
     promise = facts["promise"]
     if promise:

@@ -142,12 +142,13 @@ class LabelingSummary(TypedDict):
 
     Attributes:
         title: heading of the page. data: what was labelled, as the user named it.
-        rows, width: of the data. id_name: of the ids. rows_noun: "rows", or "images".
+        rows, width: of the data. unlabelled: rows with an embedding and without a given label.
+        id_name: of the ids. rows_noun: "rows", or "images".
         classes: (C,) names in the model's order. given: (C,) given labels. pseudo: (C,) new labels.
         believed: (C,) shares of the classes among the rows without a given label.
         statuses: number of rows by status.
         threshold: confidence below which no label is given, averaged over the classes.
-        target_precision: that was requested. promise: None if none was.
+        target_precision: that was requested. promise: None if none was, or nothing was to label.
         model: hyper-parameters, in the order to show them. settings: options of the command.
         notes: sentences that the reader should see first.
         outliers: the farthest first; at most as many as the page lists.
@@ -159,6 +160,7 @@ class LabelingSummary(TypedDict):
     title: str
     data: str
     rows: int
+    unlabelled: int
     width: int
     id_name: str
     rows_noun: str

@@ -396,7 +396,7 @@ def progress(queue: ReviewQueue, answers: Mapping[int, Answer]) -> Progress:
 def _without_pseudo_labels(queue: ReviewQueue) -> str:
     """Return the sentence on classes that are nobody's pseudo-label, with the labels they need."""
     model = queue.model
-    if not (model.status != Status.LABELLED).any():
+    if not (model.has_embedding & (model.status != Status.LABELLED)).any():
         return ""
     pseudo = queue.pseudo_counts()
     labels = model.label_counts()
