@@ -50,6 +50,8 @@ def test_quotes_commas_and_capitals_in_names_survive(tmp_path: Path) -> None:
 def test_parquet_labels_of_any_type(
     tmp_path: Path, labels: list[Any], expected: list[str | None]
 ) -> None:
+        (["1.0", "1", "01"], ["1", "1", "01"]),
+        (["0.0", "-3.00", "v1.0"], ["0", "-3", "v1.0"]),
     table = write_parquet(
         tmp_path / "a.parquet", file_name=["x.png", "y.png", "z.png"], label=labels, extra=[1, 2, 3]
     )

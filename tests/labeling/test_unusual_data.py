@@ -13,6 +13,7 @@ from semigpc.io.errors import DataError
 from semigpc.labeling.columns import ColumnOptions
 from semigpc.labeling.label import label_data
 from tests.labeling.samples import (
+    CLASSES,
     IDS,
     LABELS,
     TRUTH,
@@ -52,6 +53,31 @@ def test_numbered_classes_and_row_numbers_for_ids(tmp_path: Path) -> None:
 
 
 def test_constant_features_and_rows_that_are_all_alike(tmp_path: Path) -> None:
+def test_whole_numbers_are_one_class_however_they_are_written(tmp_path: Path) -> None:
+    number = dict(zip(CLASSES, ("1", "2", "3"), strict=True))
+    whole = {name: number[label] for name, label in list(LABELS.items())[::2]}
+    pandas = {name: f"{number[label]}.0" for name, label in list(LABELS.items())[1::2]}
+    tables = [write_labels(tmp_path / f"{i}.csv", each) for i, each in enumerate((whole, pandas))]
+    summary = label_data(settings(tmp_path, labels=tables[0], more_labels=(tables[1],)))
+    assert (summary["classes"], summary["given"]) == (["1", "2", "3"], [12, 12, 12])
+    parts = np.array([float(number[LABELS[name]]) if name in LABELS else np.nan for name in IDS])
+    np.savez(tmp_path / "data.npz", x=X, y=parts)
+    arrays = settings(
+        tmp_path, data=tmp_path / "data.npz", labels=None, out=tmp_path / "out of arrays"
+    )
+    assert label_data(arrays)["classes"] == ["1", "2", "3"]
+
+
+def test_classes_that_differ_only_in_case_or_spaces_are_noted(tmp_path: Path) -> None:
+    odd = dict(LABELS)
+    for name, label in zip(list(LABELS)[:3], ("Ant", "A nt", "bee hive"), strict=True):
+        odd[name] = label
+    summary = label_data(settings(tmp_path, labels=write_labels(tmp_path / "odd.csv", odd)))
+    (note,) = [note for note in summary["notes"] if "case or spaces" in note]
+    assert "'A nt' and 'Ant' and 'ant'." in note
+    assert "bee" not in note
+
+
     constant = np.concatenate([X, np.full((300, 2), 7, np.float32)], axis=1)
     constant[20:40] = constant[20]
     parquet.write_table(table_of(constant, IDS), tmp_path / "data.parquet")

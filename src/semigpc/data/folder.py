@@ -24,7 +24,7 @@ from semigpc.io.paths import (
     unusable,
 )
 from semigpc.io.tables import is_table, label_text, read_labels
-from semigpc.io.text import listed, ordered, printable
+from semigpc.io.text import listed, nearly_equal, ordered, printable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +83,7 @@ def load(config: FolderConfig, seed: int) -> Splits:
     class_names = ordered(training.classes)
     sets = _image_sets(parts, class_names, config.cache_bytes)
     pool = sets.pop("training")
-    notes = list(training.notes)
+    notes = [*training.notes, *nearly_equal(class_names)]
 
     labeled = np.flatnonzero(pool.labels >= 0)
     unlabeled = np.flatnonzero(pool.labels < 0)

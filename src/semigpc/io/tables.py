@@ -24,6 +24,7 @@ COLUMNS = ("file_name", "label")
 SUFFIXES = (".csv", ".parquet")
 METADATA = b"semigpc"  # key of our facts in the metadata of a Parquet file
 NO_LABEL = re.compile(r"-1(\.0*)?|nan|", re.IGNORECASE)  # text that counts as no label
+WHOLE = re.compile(r"(0|-?[1-9][0-9]*)\.0*")  # a whole number, written as a float
 LONGEST_LABEL = 1000  # characters; a longer text is not a name but another column
 
 # Selects the two columns to read, given those of a file.
@@ -34,8 +35,8 @@ def label_text(value: Any) -> str | None:
     """Return the name of a class as text, or None for no label: the rule for all sources.
 
     None, NaN, pandas.NA, -1 as a number or as text, the text "nan" in any case, and empty text mean
-    no label. Spaces around a name are removed. A float such as 3.0 becomes "3", since columns of
-    integers with gaps are often stored as floats.
+    no label. Spaces around a name are removed. 3.0 becomes "3", as a number and as text, since
+    columns of integers with gaps are often stored as floats; "03" stays as it is.
     """
     try:
         if value is None or value != value:  # NaN is not equal to itself ...
@@ -47,7 +48,10 @@ def label_text(value: Any) -> str | None:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     text = str(value).strip()
-    return None if NO_LABEL.fullmatch(text) else text
+    if NO_LABEL.fullmatch(text):
+        return None
+    whole = WHOLE.fullmatch(text)
+    return whole[1] if whole else text
 
 
 def is_table(path: Path) -> bool:

@@ -3,6 +3,7 @@
 import difflib
 import re
 import unicodedata
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # how formulas begin in a spreadsheet
@@ -78,3 +79,17 @@ def ordered(classes: Collection[str]) -> tuple[str, ...]:
     if all(name.isdecimal() for name in classes):
         return tuple(sorted(classes, key=lambda name: (int(name), name)))
     return tuple(sorted(classes))
+
+
+def nearly_equal(classes: Collection[str]) -> tuple[str, ...]:
+    """Return a note on classes whose names differ only in case or spaces, if there are any."""
+    groups: defaultdict[str, list[str]] = defaultdict(list)
+    for name in ordered(classes):
+        groups["".join(name.split()).casefold()].append(name)
+    alike = [" and ".join(map(repr, names)) for names in groups.values() if len(names) > 1]
+    if not alike:
+        return ()
+    return (
+        "Classes whose names differ only in case or spaces, and are different classes: "
+        f"{'; '.join(alike)}. If they are one, give them one name.",
+    )

@@ -458,9 +458,8 @@ def _pairs(path: Path, id_name: str, second: str) -> list[tuple[str, str | None]
 
 def _true_class(answer: str, label: str, classes: Sequence[str], path: Path) -> str | None:
     """Return the class that an answer about a label means; None if only the label is wrong."""
-    for name in (answer, answer.removesuffix(".0")):  # spreadsheets write 3 as 3.0
-        if name in classes:
-            return name
+    if answer in classes:
+        return answer
     word = answer.casefold()
     alike = [name for name in classes if name.casefold() == word]
     if len(alike) == 1:

@@ -28,7 +28,7 @@ from semigpc.io.atomic import JsonObject, facts_of, locked, read_json, write_jso
 from semigpc.io.errors import DataError, ImageError
 from semigpc.io.parts import Key
 from semigpc.io.paths import is_image_name, unusable, walk
-from semigpc.io.text import listed, ordered
+from semigpc.io.text import listed, nearly_equal, ordered
 from semigpc.labeling import outputs
 from semigpc.labeling.columns import FILE_NAME, LABEL, ColumnOptions, read_label_table
 from semigpc.labeling.evidence import CrossValidation, cross_validate, too_few
@@ -624,3 +624,4 @@ def _notes(inputs: Inputs, gathered: Scan, unlabelled: int) -> list[str]:
         rest = "other row" if len(gathered.bad) else "row"
         notes.append(f"Every {rest} already has a label: there was nothing to label.")
     return notes
+    notes += nearly_equal(counts)

@@ -366,11 +366,14 @@ def checked_name(name: str, known: Collection[str]) -> str:
             f"A class name must be one line of 1 to {NAME_CHARACTERS} characters without control "
             f"characters; got {printable(name[: NAME_CHARACTERS + 1])!r}."
         )
-    if label_text(tidy) is None:
+    label = label_text(tidy)
+    if label is None:
         raise DataError(f"{tidy!r} means no label. Give the class another name.")
+    if label in known:
+        return label
     for other in known:
-        if other.casefold() == tidy.casefold():
+        if other.casefold() == label.casefold():
             raise DataError(
-                f"{tidy!r} differs from the class {other!r} in case only. Use that one."
+                f"{label!r} differs from the class {other!r} in case only. Use that one."
             )
-    return tidy
+    return label
