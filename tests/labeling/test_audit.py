@@ -47,7 +47,9 @@ def pseudo_project(folder: Path, *, seed: int = 0) -> Birds:
     status[5::50] = "abstained"
     ids = [f"bird-{row}" for row in range(len(labels))]
     table = pyarrow.table({"id": ids, "label": labels, "confidence": confidence, "status": status})
-    settings = cast("ProjectSettings", {"id_name": "id", "classes": CLASSES, "bad_rows": []})
+    settings = cast(
+        "ProjectSettings", {"id_name": "id", "classes": CLASSES, "bad_rows": [], "key": {}}
+    )
     return Project(folder, settings, table, None), truth
 
 
@@ -304,6 +306,21 @@ def test_labels_that_were_made_again_need_a_new_sample(birds: Birds) -> None:
     (project.folder / "audit.json").write_text("{}")
     with pytest.raises(DataError, match=r"sample is missing\. Draw a new sample"):
         judge(project, path)
+
+
+def test_answers_about_labels_that_were_replaced_are_not_judged_but_kept(birds: Birds) -> None:
+    project, truth = birds
+    path, _ = draw_sample(project, 60)
+    rows = answered(path, truth, lambda _row, right: right)
+    project.settings["key"] = {"seed": 1}
+    with pytest.raises(DataError, match=r"audit\.json was made from labels .*replaced.*new sample"):
+        judge(project, path)
+    draw_sample(project, 60)
+    assert read_table(project.folder / "audit.earlier-labels-1.csv") == rows
+    assert [note.split()[0] for note in project.notes] == ["audit.csv", "audit.json"]
+    assert all(" audit.earlier-labels-1." in note for note in project.notes)
+    draw_sample(project, 50)
+    assert not list(project.folder.glob("*earlier-labels-2*")), "these are of the current labels"
 
 
 def test_answers_are_not_overwritten_by_a_new_sample(birds: Birds) -> None:

@@ -74,6 +74,22 @@ def test_old_outputs_stay_until_all_new_ones_are_complete(tmp_path: Path) -> Non
     assert sorted(path.name for path in out.path.iterdir()) == ["project.json", "reviews.jsonl"]
 
 
+def test_files_made_from_other_labels_are_renamed_and_never_lost(tmp_path: Path) -> None:
+    for seed in range(4):
+        out = OutFolder(tmp_path, KEY | {"seed": min(seed, 2)})  # the last two are the same
+        out.begin(afresh=True)
+        write_json(out.parts / "project.json", {"key": out.key, "files": {}})
+        out.publish(new_names=out.outdated([tmp_path / "suggestions.csv"]))
+        assert (tmp_path / "reviews.jsonl").exists() == (seed == 3)
+        out.derived.claim("reviews.jsonl", "audit.json")
+        (tmp_path / "reviews.jsonl").write_text(f"{seed}")
+        (tmp_path / "suggestions.csv").write_text("an input of the next labels")
+    kept = {path.name: path.read_text() for path in tmp_path.glob("reviews*")}
+    names = ("reviews.earlier-labels-1.jsonl", "reviews.earlier-labels-2.jsonl", "reviews.jsonl")
+    assert kept == dict(zip(names, ("0", "1", "3"), strict=True))
+    assert not list(tmp_path.glob("suggestions.earlier*")), "labels were read from it"
+
+
 def test_a_damaged_part_is_named(tmp_path: Path) -> None:
     out = OutFolder(tmp_path / "out", KEY)
     out.begin()

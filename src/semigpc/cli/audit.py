@@ -87,6 +87,8 @@ def _draw(
     from semigpc.labeling.audit import draw_sample
 
     path, design = draw_sample(project, sample, seed=seed, overwrite=overwrite)
+    for note in project.notes:
+        say(f"note: {note}", err=as_json)
     rows = sum(stratum.rows for stratum in design.strata)
     if as_json:
         facts = {"path": str(path), "pseudo_labels": rows} | asdict(design)

@@ -63,6 +63,8 @@ def review(
 
     with Console(stderr=True).status("Opening the labels and fitting the model"):
         session = open_session(folder, images=images, read_only=export)
+    for note in session.project.notes:
+        say(f"note: {note}", err=True)
     try:
         if session.journal.torn is not None:
             line = "The last line of reviews.jsonl was cut off by a crash; all others are intact."

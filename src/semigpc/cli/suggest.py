@@ -71,6 +71,8 @@ def suggest(
     config = SuggestConfig(count=count, rare=rare, outliers=outliers, pool=pool, seed=seed)
     suggestions = choose_rows(project, config)
     path = write_suggestions(project, suggestions, overwrite=overwrite)
+    for note in project.notes:
+        say(f"note: {note}", err=as_json)
     if as_json:
         typer.echo(json.dumps([row._asdict() for row in suggestions], indent=2))
     else:

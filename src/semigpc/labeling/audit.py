@@ -92,6 +92,7 @@ class Design:
             DataError: there is none, or the labels were made again since.
         """
         path = project.folder / FACTS
+        project.check_current(FACTS, AGAIN)
         try:
             facts = read_json(path, AuditFacts, error=DataError, remedy=AGAIN, check=_check_facts)
         except FileNotFoundError as error:
@@ -260,6 +261,7 @@ def draw_sample(
         table.append((name, label, confidence, strata[h].name, f"{inclusion:.6g}", ""))
     path = project.folder / TABLE
     others = own_names((LABEL, "confidence", "stratum", "inclusion", TRUTH), project.id_name)
+    project.claim(TABLE, FACTS)
     write_hand_table(path, [project.id_name, *others], table, blank=TRUTH, overwrite=overwrite)
     write_json(project.folder / FACTS, {"sample": asdict(design)})
     return path, design

@@ -14,6 +14,7 @@ import json
 import time
 import warnings
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from importlib.metadata import version
@@ -301,11 +302,6 @@ def _label_data(settings: LabelSettings, overwrite: bool, progress: Progress) ->
     progress("fitting", 0, None)
     model, notes = fit(gathered, settings)
     inputs.notes.extend(notes)
-    kept = [name for name in changed if (settings.out / name).exists()]
-    inputs.notes.extend(
-        f"{name} was changed since it was written; it is kept as {name}{outputs.CHANGED}."
-        for name in kept
-    )
 
     # Not before: input that cannot be labelled must neither replace nor leave anything.
     out.begin(afresh=overwrite or finished)
@@ -322,12 +318,15 @@ def _label_data(settings: LabelSettings, overwrite: bool, progress: Progress) ->
         _write_page(out.parts, inputs, gathered, summary, measured, settings)
     project = _project_settings(out, settings, inputs, gathered, model, summary, written)
     write_json(out.parts / FILE, {**project, "columns": asdict(project["columns"])})
-    out.publish(kept)
+    out.publish(kept, outdated)
     return summary
 
 
 def _open_inputs(
     settings: LabelSettings, overwrite: bool, progress: Progress
+    kept = [name for name in changed if (settings.out / name).exists()]
+    outdated = out.outdated(settings.label_files)
+    inputs.notes.extend([*_changed_notes(kept), *outputs.renaming_notes(outdated)])
 ) -> tuple[Inputs, Key]:
     """Open the data and the labels; return also the key, all that the labels depend on."""
     of_images = is_image_folder(settings.data, follow_links=settings.follow_links)
@@ -339,6 +338,13 @@ def _open_inputs(
         inputs = open_images(settings, overwrite=overwrite, progress=progress)
     else:
         columns = settings.data_columns
+def _changed_notes(kept: Sequence[str]) -> list[str]:
+    return [
+        f"{name} was changed since it was written; it is kept as {name}{outputs.CHANGED}."
+        for name in kept
+    ]
+
+
         source = open_source(settings.data, columns, follow_links=settings.follow_links)
         inputs = table_inputs(settings, source, settings.data.resolve())
     return inputs, key | {DATA: outputs.files_hash(inputs.source.files)}

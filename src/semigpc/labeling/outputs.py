@@ -17,11 +17,12 @@ import hashlib
 import json
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import pairwise
-from pathlib import Path
+from itertools import count, pairwise
+from pathlib import Path, PurePath
 from typing import Any
 from urllib.parse import quote
 from xml.sax.saxutils import quoteattr
@@ -38,13 +39,15 @@ from semigpc.io.atomic import (
     RELAXED,
     FileFacts,
     altered,
+    locked,
     push,
     read_json,
     replacing,
+    write_json,
     writing,
 )
 from semigpc.io.errors import DataError
-from semigpc.io.parts import Folder, Key, Parts, key_difference
+from semigpc.io.parts import Folder, Key, Parts, key_difference, key_digest
 from semigpc.io.text import spreadsheet_cell
 from semigpc.labeling.scan import Scan
 from semigpc.labeling.source import RowBatch, readable
@@ -81,6 +84,18 @@ COMPLETE = "_complete.json"
 BULK_LABELS = "labels"
 # Appended to the name of an output that was changed by hand, when it is made again.
 CHANGED = ".changed"
+# Made from the labels by other verbs.
+DERIVED = (
+    "audit.csv",
+    "audit.json",
+    "suggestions.csv",
+    "reviews.jsonl",
+    "reviewed.parquet",
+    "reviewed.csv",
+    "reviewed_labels.csv",
+)
+DIGESTS = "derived.json"  # which labels each of these was made from
+EARLIER = "earlier-labels"  # part of its new name if these labels are replaced
 ADVICE = "Choose another folder with out=..., or pass overwrite=True to make them again."
 
 
@@ -341,6 +356,98 @@ class LabelStudio:
 # Their folder -------------------------------------------------------------------------------------
 
 
+# Files made from the labels -----------------------------------------------------------------------
+
+
+class DerivedFiles:
+    """Files that other verbs made from the labels of a folder: samples, suggestions, reviews.
+
+    ``derived.json`` has the digest of the key of the labels that each was made from. One that was
+    made from other labels than the current ones is renamed and never deleted, since people may have
+    written answers into it.
+
+    Args:
+        folder: of the labels. key: all that the current labels depend on.
+    """
+
+    def __init__(self, folder: Path, key: Key) -> None:
+        self.folder = folder
+        self.digest = key_digest(key)
+
+    def outdated(self, names: Iterable[str], *, unknown: str | None = None) -> list[str]:
+        """Return the files that were made from other labels.
+
+        Args:
+            names: of the files. unknown: the digest to assume for a file that ``derived.json`` does
+                not list, such as one that was renamed by hand; that of the current labels if left
+                out.
+        """
+        digests = self._read()
+        assumed = unknown or self.digest
+        existing = [name for name in names if (self.folder / name).exists()]
+        return [name for name in existing if digests.get(name, assumed) != self.digest]
+
+    def free_names(self, names: Iterable[str]) -> dict[str, str]:
+        """Return new names that say what files are, all with the same number."""
+        number = next(number for number in count(1) if not self._is_taken(number))
+        return {name: _earlier_name(name, number) for name in names}
+
+    def _is_taken(self, number: int) -> bool:
+        return any((self.folder / _earlier_name(name, number)).exists() for name in DERIVED)
+
+    def rename(self, new_names: Mapping[str, str]) -> None:
+        """Rename files, and their entries."""
+        if not new_names:
+            return
+        with self._changing() as digests, writing(self.folder):
+            for name, new_name in new_names.items():
+                (self.folder / name).rename(self.folder / new_name)
+                if name in digests:
+                    digests[new_name] = digests.pop(name)
+
+    def claim(self, *names: str) -> list[str]:
+        """Prepare to write files of the current labels, and return notes on earlier ones.
+
+        Files of these names that were made from other labels are renamed.
+        """
+        assert set(names) <= set(DERIVED)
+        new_names = self.free_names(self.outdated(names))
+        self.rename(new_names)
+        if any(self._read().get(name) != self.digest for name in names):
+            with self._changing() as digests:
+                digests.update(dict.fromkeys(names, self.digest))
+        return renaming_notes(new_names)
+
+    @contextmanager
+    def _changing(self) -> Iterator[dict[str, str]]:
+        """Yield the digests, and write what the caller made of them."""
+        with locked(self.folder, DIGESTS, waiting=lambda _: None):
+            digests = self._read()
+            yield digests
+            write_json(self.folder / DIGESTS, digests)
+
+    def _read(self) -> dict[str, str]:
+        try:
+            return read_json(
+                self.folder / DIGESTS, dict[str, str], error=DataError, remedy="Delete that file."
+            )
+        except FileNotFoundError:
+            return {}
+
+
+def _earlier_name(name: str, number: int) -> str:
+    path = PurePath(name)
+    return f"{path.stem}.{EARLIER}-{number}{path.suffix}"
+
+
+def renaming_notes(new_names: Mapping[str, str]) -> list[str]:
+    """Return a note for each file that :class:`DerivedFiles` renames."""
+    return [
+        f"{name} was made from labels that have been replaced; it is kept as {new_name}."
+        for name, new_name in new_names.items()
+    ]
+
+
 @with_config(RELAXED)
 class Finished(TypedDict):
     """The part of ``project.json`` that is read here: the key, and the files that were written."""
@@ -384,6 +491,7 @@ class OutFolder:
 
     def check(self, *, ignoring: str = "") -> bool:
         """Return whether an identical run has finished.
+        self.derived = DerivedFiles(path, self.key)
 
         Args:
             ignoring: an entry of the key that is not known yet, and not compared.
@@ -431,14 +539,36 @@ class OutFolder:
         except FileNotFoundError:
             return None
 
-    def publish(self, kept: Sequence[str] = ()) -> None:
-        """Replace earlier outputs by those in ``parts``; those in ``kept`` are renamed.
+    def outdated(self, inputs: Iterable[Path]) -> dict[str, str]:
+        """Return files that were made from other labels, with new names for them.
 
         Other files stay.
         """
         with writing(self.path):
+        ``inputs``, which these labels were read from, keep their names.
+        """
+        try:
+            finished = self._finished()
+            earlier = None if finished is None else key_digest(finished["key"])
+        except DataError:  # damaged, and made again
+            earlier = "unknown"
+        read = {path.resolve() for path in inputs}
+        names = [name for name in DERIVED if (self.path / name).resolve() not in read]
+        return self.derived.free_names(self.derived.outdated(names, unknown=earlier))
+
+    def rename_outdated(self, inputs: Iterable[Path]) -> list[str]:
+        """Rename the files of :meth:`outdated`, and return notes on them."""
+        new_names = self.outdated(inputs)
+        self.derived.rename(new_names)
+        return renaming_notes(new_names)
+
+    def publish(self, kept: Sequence[str] = (), new_names: Mapping[str, str] | None = None) -> None:
+        """Replace earlier outputs by those in ``parts``.
+
+        Those in ``kept`` are renamed, and so are files made from earlier labels, to ``new_names``.
             for path in (self.path / name for name in kept if (self.path / name).exists()):
                 path.replace(path.with_name(path.name + CHANGED))
+        self.derived.rename(new_names or {})
             for name in WRITTEN:
                 (self.path / name).unlink(missing_ok=True)
             if any((self.path / name).exists() for name in (PARTIAL, COMPLETE)):  # made on Ray

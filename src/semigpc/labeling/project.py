@@ -39,7 +39,7 @@ from semigpc.io.errors import DataError
 from semigpc.io.paths import checked, image_path
 from semigpc.io.text import spreadsheet_cell
 from semigpc.labeling.columns import ColumnOptions, Floats
-from semigpc.labeling.outputs import BULK_LABELS, COLUMNS, COMPLETE, PARTIAL
+from semigpc.labeling.outputs import BULK_LABELS, COLUMNS, COMPLETE, PARTIAL, DerivedFiles
 from semigpc.labeling.scan import sample_rows
 from semigpc.labeling.source import Rows, TableSource, open_source
 
@@ -120,6 +120,7 @@ class Project:
             ``model().classes_`` sorts them as text.
         table: labels.parquet. given: the given labels, by row number.
         bad: rows that have no embedding. settings: project.json.
+        notes: messages for the user.
     """
 
     def __init__(
@@ -138,6 +139,7 @@ class Project:
         self.given: dict[int, str] = {
             row: labels[row] for row in np.flatnonzero(np.asarray(is_given)).tolist()
         }
+        self.notes: list[str] = []
         self._embeddings: Floats | None = None
 
     @classmethod
@@ -199,6 +201,17 @@ class Project:
         except FileNotFoundError:
             return {}
         return dict((summary.get("promise") or {}).get("needed") or {})
+
+    def claim(self, *names: str) -> None:
+        """Prepare to write files made from these labels; rename those made from earlier ones."""
+        self.notes += DerivedFiles(self.folder, self.settings["key"]).claim(*names)
+
+    def check_current(self, name: str, remedy: str) -> None:
+        """Raise a DataError if a file was made from other labels than these."""
+        if DerivedFiles(self.folder, self.settings["key"]).outdated([name]):
+            raise DataError(
+                f"{self.folder / name} was made from labels that have been replaced. {remedy}"
+            )
 
     def embeddings(self, rows: Rows) -> Floats:
         """Return the embeddings (M, D) of rows in any order; zeros for bad rows.

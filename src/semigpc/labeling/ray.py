@@ -89,6 +89,7 @@ from semigpc.labeling.outputs import (
     PARTIAL,
     WRITTEN,
     Labeller,
+    OutFolder,
     Tally,
 )
 from semigpc.labeling.scan import (
@@ -173,6 +174,8 @@ def _label_on_ray(settings: LabelSettings, overwrite: bool, progress: Progress) 
         engine.progress("fitting", 0, None)
         model, notes = fit(gathered, settings)
         inputs.notes.extend(notes)
+        if not isinstance(settings.out, Address):
+            inputs.notes.extend(OutFolder(settings.out, key).rename_outdated(settings.label_files))
         out.begin(len(partitions), afresh=overwrite)
         out.folder.remove(*altered)  # they are made again
         if kept is None:

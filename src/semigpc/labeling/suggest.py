@@ -322,6 +322,7 @@ def write_suggestions(
         values = (f"{value:.6g}" if isinstance(value, float) else value for value in row[2:])
         rows.append((rank, row.id, "", *values))
     header = [rank_name, project.id_name, *others]
+    project.claim(FILE)
     write_hand_table(path, header, rows, blank="label", overwrite=overwrite)
     return path
 

@@ -169,6 +169,7 @@ class Session:
             if not read_only:
                 closing.enter_context(locked(project.folder))
             self.journal = ReviewJournal(project.folder / NAME, read_only=read_only)
+            project.claim(NAME, TABLE, CSV_TABLE, LABELS)
             closing.callback(self.journal.close)
             self.history = History({name: row for row, name in enumerate(project.ids)})
             for entry in self.journal.entries:
