@@ -9,6 +9,7 @@ import pytest
 from pyarrow import parquet
 
 from semigpc.estimator import STATUSES, SemiGPClassifier
+from semigpc.review.session import open_session
 from tests.cli.calls import refused, semigpc
 from tests.labeling.samples import IDS, LABELS, TRUTH, X, table_of, write, write_labels
 
@@ -73,7 +74,7 @@ def test_the_command_gives_the_labels_of_the_estimator_with_its_defaults(
     y = np.array([LABELS.get(name) for name in IDS], dtype=object)
     model = SemiGPClassifier(**parameters).fit(X, y)
     answers, free = model.answer(X), np.array([label is None for label in y])
-    assert np.array(written["label"])[free].tolist() == model.classes_[answers.codes][free].tolist()
+    assert np.array(written["guess"])[free].tolist() == model.classes_[answers.codes][free].tolist()
     assert (
         np.array(written["status"])[free].tolist()
         == np.array(STATUSES)[answers.status][free].tolist()
@@ -94,6 +95,59 @@ def test_label_as_json(table: Path) -> None:
     assert summary["statuses"]["abstained"] == 0
     assert summary == json.loads((table.parent / "out" / "summary.json").read_text())
     assert not (table.parent / "out" / "report.html").exists()
+
+
+def test_nothing_to_label_is_all_that_is_said_of_rows_that_all_have_labels(table: Path) -> None:
+    write_labels(table.with_name("labels.csv"), dict(zip(IDS, TRUTH, strict=True)))
+    done = semigpc(*call(table, "--no-report"))
+    assert done.exit_code == 0, done.output
+    assert "nothing to label" in done.stdout
+    for untrue in ("No new labels", "more of each", "too few"):
+        assert untrue not in done.stdout
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_guesses_that_come_back_are_not_given_labels(table: Path, ending: str) -> None:
+    first = json.loads(semigpc(*call(table, "--no-report --json")).stdout)
+    own = table.parent / "out" / f"labels.{ending}"
+    again = ("label", table, "--labels", own, "--out", table.parent / "again", "--no-report --json")
+    second = json.loads(semigpc(*again).stdout)
+    assert second["given"] == first["given"]
+    guesses = first["statuses"]["pseudo"]
+    assert guesses > 100
+    assert any(f"guesses of semigpc: {guesses}." in note for note in second["notes"])
+    trusted = json.loads(semigpc(*again, "--trust-pseudo --overwrite").stdout)
+    assert trusted["statuses"]["labelled"] == first["statuses"]["labelled"] + guesses
+
+
+@pytest.mark.slow
+def test_what_was_made_from_labels_is_set_aside_when_they_are_replaced(table: Path) -> None:
+    out = table.parent / "out"
+    made = ["audit.csv", "audit.json", "reviewed.csv", "reviewed.parquet", "reviewed_labels.csv"]
+    made += ["reviews.jsonl", "suggestions.csv"]
+    assert semigpc(*call(table, "--no-report")).exit_code == 0
+    for verb in ("audit", "suggest"):
+        assert semigpc(verb, out).exit_code == 0
+    session = open_session(out)
+    session.accept([int(np.flatnonzero(session.model.known_codes < 0)[0])])
+    session.export()
+    session.close()
+    answers = (out / "reviews.jsonl").read_bytes()
+    assert semigpc(*call(table, "--no-report --overwrite")).exit_code == 0
+    assert all((out / name).exists() for name in made), "the same labels were made again"
+    done = semigpc(*call(table, "--no-report --overwrite --seed 1"))
+    assert done.exit_code == 0, done.output
+    for name in made:
+        stem, ending = name.split(".")
+        aside = f"{stem}.earlier-labels-1.{ending}"
+        assert not (out / name).exists()
+        assert (out / aside).exists()
+        assert aside in "".join(done.stdout.split()), "the terminal names it"
+    assert (out / "reviews.earlier-labels-1.jsonl").read_bytes() == answers
+    refused("audit", out, "--answers", out / "audit.csv", code=2, words="No sample was drawn")
+    assert "0 of " in semigpc("review", out, "--export").stdout
+    (out / "reviews.earlier-labels-1.jsonl").rename(out / "reviews.jsonl")
+    assert "1 of " in semigpc("review", out, "--export").stdout, "by hand, they can be used again"
 
 
 def test_columns_by_name(tmp_path: Path) -> None:
@@ -193,7 +247,7 @@ def test_more_labels_than_one_gp_holds_are_all_used_and_the_summary_says_how(
     )
     rows = parquet.read_table(table.parent / "out" / "labels.parquet").to_pylist()
     free = [
-        (row["label"], truth)
+        (row["guess"], truth)
         for row, truth in zip(rows, TRUTH, strict=True)
         if row["id"] not in LABELS
     ]

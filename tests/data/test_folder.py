@@ -87,6 +87,27 @@ def test_a_table_labels_some_and_the_rest_is_unlabelled(root: Path) -> None:
     assert ignoring.unlabeled.names == ("ant/2.png",)
 
 
+def test_guesses_in_a_table_of_semigpc_are_unlabelled_images(root: Path) -> None:
+    table = root.parent / "labels.csv"
+    rows = [("cat/0.png", "cat", "labelled"), ("ant/0.png", "ant", "labelled")]
+    rows += [("cat/1.png", "cat", "pseudo"), ("ant/1.png", "", "abstained")]
+    lines = [f"{name},{label},0.9,0.1,{status}" for name, label, status in rows]
+    table.write_text("\n".join(["file_name,label,confidence,variance,status", *lines]) + "\n")
+    data = loaded(root, labels=str(table))
+    assert names(data)["labeled"] == {"cat/0.png", "ant/0.png"}
+    assert {"cat/1.png", "ant/1.png"} < names(data)["unlabeled"]
+    assert any("guesses of semigpc: 1." in note for note in data.notes)
+    assert len(loaded(root, labels=str(table), trust_pseudo=True).labeled) == 3
+    with pytest.raises(DataError, match=r"test part needs a label; 2 .*guesses of semigpc: 1\."):
+        loaded(root, test=str(table))
+
+
+def test_class_names_that_differ_only_in_case_are_noted(root: Path) -> None:
+    write_images(root, {"Cat": 2})
+    (note,) = loaded(root).notes
+    assert "'Cat' and 'cat'" in note
+
+
 def test_a_table_may_be_named_from_within_the_root(root: Path) -> None:
     write_table(root / "labels.csv", {"cat/0.png": "a", "ant/0.png": "b"})
     assert loaded(root, labels="labels.csv").n_classes == 2

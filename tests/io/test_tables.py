@@ -27,12 +27,17 @@ def test_csv_labels_are_text_and_may_be_empty(tmp_path: Path) -> None:
         "\ufefffile_name,label,by\na.jpg,cat,me\n./b/c d.jpg, dog "
         ",\ne.jpg,,\nf.jpg,-1,me\na.jpg,cat,you\n",
     )
-    assert read_labels(table) == {"a.jpg": "cat", "b/c d.jpg": "dog", "e.jpg": None, "f.jpg": None}
+    assert read_labels(table).labels == {
+        "a.jpg": "cat",
+        "b/c d.jpg": "dog",
+        "e.jpg": None,
+        "f.jpg": None,
+    }
 
 
 def test_quotes_commas_and_capitals_in_names_survive(tmp_path: Path) -> None:
     table = write_csv(tmp_path / "a.csv", 'label,file_name\n"crow, carrion","Ä/B,1.JPG"\n')
-    assert read_labels(table) == {"Ä/B,1.JPG": "crow, carrion"}
+    assert read_labels(table).labels == {"Ä/B,1.JPG": "crow, carrion"}
 
 
 @pytest.mark.parametrize(
@@ -45,24 +50,24 @@ def test_quotes_commas_and_capitals_in_names_survive(tmp_path: Path) -> None:
         (["-1", "-1.0", "NAN"], [None, None, None]),
         (["none", "null", "-1x"], ["none", "null", "-1x"]),
         ([-1.0, 1.0, -1.5], [None, "1", "-1.5"]),
+        (["1.0", "1", "01"], ["1", "1", "01"]),
+        (["0.0", "-3.00", "v1.0"], ["0", "-3", "v1.0"]),
     ],
 )
 def test_parquet_labels_of_any_type(
     tmp_path: Path, labels: list[Any], expected: list[str | None]
 ) -> None:
-        (["1.0", "1", "01"], ["1", "1", "01"]),
-        (["0.0", "-3.00", "v1.0"], ["0", "-3", "v1.0"]),
     table = write_parquet(
         tmp_path / "a.parquet", file_name=["x.png", "y.png", "z.png"], label=labels, extra=[1, 2, 3]
     )
-    assert list(read_labels(table).values()) == expected
+    assert list(read_labels(table).labels.values()) == expected
 
 
 def test_dictionary_columns_are_read(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     label = pyarrow.array(["cat", None, "cat"]).dictionary_encode()
     parquet.write_table(pyarrow.table({"file_name": ["x", "y", "z"], "label": label}), path)
-    assert read_labels(path) == {"x": "cat", "y": None, "z": "cat"}
+    assert read_labels(path).labels == {"x": "cat", "y": None, "z": "cat"}
 
 
 @pytest.mark.parametrize(
@@ -72,7 +77,7 @@ def test_dictionary_columns_are_read(tmp_path: Path) -> None:
         ("file_name;label\na.jpg;cat\n", "separate them by commas"),
         ("", "it has none"),
         ("file_name,label\n", "lists no images"),
-        ("file_name,label\na.jpg,cat\na.jpg,dog\nb.jpg,x\n", "1 .*a.jpg has cat and dog"),
+        ("file_name,label\na.jpg,cat\na.jpg,dog\nb.jpg,x\n", "1 .*a.jpg. is cat and dog"),
         ("file_name,label\na.jpg,cat\na.jpg,\n", "cat and no label"),
         ("file_name,label\na.jpg,cat\n,dog\n", "Row 2 of .* has no file_name"),
         ("file_name,label\n/data/a.jpg,cat\n", "/data/a.jpg; a file_name must be relative"),
@@ -96,3 +101,40 @@ def test_files_of_another_kind_are_refused(tmp_path: Path) -> None:
         read_labels(no_parquet)
     with pytest.raises(DataError, match="not 'label'"):
         read_labels(write_parquet(tmp_path / "b.parquet", file_name=["x"], lable=["cat"]))
+
+
+OWN = (
+    "file_name,label,guess,confidence,variance,status\na,cat,cat,1,0,labelled\n"
+    "b,dog,dog,1,0,reviewed\nc,cat,cat,0.97,0.1,pseudo\nd,,dog,0.5,0.2,abstained\n"
+)
+
+
+def test_guesses_of_semigpc_are_no_labels_unless_they_are_trusted(tmp_path: Path) -> None:
+    table = write_csv(tmp_path / "labels.csv", OWN)
+    found = read_labels(table)
+    assert found.labels == {"a": "cat", "b": "dog", "c": None, "d": None}
+    (note,) = found.notes
+    assert note.startswith("Labels of labels.csv")
+    assert note.endswith("guesses of semigpc: 1.")
+    trusted = read_labels(table, trust_pseudo=True)
+    assert trusted.given == {"a": "cat", "b": "dog", "c": "cat"}
+    assert trusted.notes == ()
+    other = write_csv(tmp_path / "other.csv", OWN.replace("variance", "remark"))
+    assert read_labels(other).given == trusted.given, "not a table of semigpc"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "file_name,label,guess,confidence,variance,status\nc,cat,cat,0.97,0.1,pseudo\n",
+        "file,label,confidence,second,second_confidence\nc,cat,0.7,dog,0.2\n",
+        "file_name,label,confidence,second,second_confidence\nc,cat,0.7,dog,0.2\n",
+        "file_name,label,confidence,stratum,inclusion,truth\nc,cat,0.97,cat,0.5,y\n",
+    ],
+)
+def test_a_table_with_nothing_but_guesses_is_refused(tmp_path: Path, text: str) -> None:
+    table = write_csv(tmp_path / "labels.csv", text)
+    with pytest.raises(DataError, match=r"labels\.csv .* guesses.* trust_pseudo=True"):
+        read_labels(table)
+    table = write_csv(table, text.replace("file,", "file_name,"))
+    assert read_labels(table, trust_pseudo=True).given == {"c": "cat"}

@@ -57,7 +57,7 @@ def assert_same_labels(ours: pyarrow.Table, local: pyarrow.Table, project: Proje
     tied = (probs[:, -1] - probs[:, -2] <= ROUNDING) | at_threshold
     assert tied.sum() < 0.01 * len(tied)  # else little would be compared
     clear = pyarrow.array(~tied)
-    for name in ("label", "status"):
+    for name in ("label", "guess", "status"):
         assert ours.column(name).filter(clear).equals(local.column(name).filter(clear)), name
     both = (table.column("reasons").filter(clear) for table in (ours, local))
     for one, other in zip(*both, strict=True):

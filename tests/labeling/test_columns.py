@@ -76,19 +76,19 @@ def csv_file(folder: Path, text: str) -> Path:
 
 def test_labels_by_id_and_what_counts_as_none(tmp_path: Path) -> None:
     text = "id,label,by\n007,cat,me\nb, dog ,\nc,,\nd,-1,\ne,nan,\nb,dog,you\nf,-1.0,\n"
-    assert read_label_table(csv_file(tmp_path, text), "id") == {"007": "cat", "b": "dog"}
+    assert read_label_table(csv_file(tmp_path, text), "id").given == {"007": "cat", "b": "dog"}
 
 
 def test_the_column_of_ids_may_have_the_name_of_the_data_or_a_usual_one(tmp_path: Path) -> None:
     path = csv_file(tmp_path, "key,file_name,id,label\n1,2,3,cat\n")
-    found = [list(read_label_table(path, name)) for name in ("key", "id", "row")]
+    found = [list(read_label_table(path, name).given) for name in ("key", "id", "row")]
     assert found == [["1"], ["3"], ["2"]]
 
 
 def test_parquet_labels_of_any_type(tmp_path: Path) -> None:
     path = tmp_path / "labels.parquet"
     parquet.write_table(pyarrow.table({"id": [1, 2, 3], "kind": [3.0, None, 10.0]}), path)
-    assert read_label_table(path, "id", label_column="kind") == {"1": "3", "3": "10"}
+    assert read_label_table(path, "id", label_column="kind").given == {"1": "3", "3": "10"}
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_a_path_that_leaves_the_folder_of_images_is_rejected(tmp_path: Path) -> 
         with pytest.raises(DataError, match=words):
             read_label_table(path, "file_name", images=True)
     path = csv_file(tmp_path, "file_name,label\n./a/x.jpg,cat\n")
-    assert read_label_table(path, "file_name", images=True) == {"a/x.jpg": "cat"}
+    assert read_label_table(path, "file_name", images=True).given == {"a/x.jpg": "cat"}
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_a_table_for_people_holds_any_name_and_is_read_back(tmp_path: Path) -> N
     names = ["x\r=cmd", "a\nb", "=1+1", "'=1", 'quo"te', "plain"]
     rows = [(f"row {i}", name, "") for i, name in enumerate(names)]
     write_hand_table(path, ["id", "label", "truth"], rows, blank="truth")
-    assert list(read_label_table(path, "id").values()) == names
+    assert list(read_label_table(path, "id").given.values()) == names
     path.unlink()
     path.mkdir()
     with pytest.raises(DataError, match=r"table\.csv is a folder or a pipe"):

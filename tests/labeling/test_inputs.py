@@ -66,7 +66,7 @@ def test_images_are_embedded_and_labelled(
     assert summary["rows_noun"] == "images"
     rows = parquet.read_table(wanted.out / "labels.parquet").to_pylist()
     assert len(rows) == 24
-    assert all(row["label"] in row["file_name"] for row in rows)
+    assert all(row["guess"] in row["file_name"] for row in rows)
     assert (
         '"image": "/data/local-files/?d=photos/' in (wanted.out / "label_studio.json").read_text()
     )

@@ -11,7 +11,8 @@ from semigpc.labeling.outputs import LabelStudio
 TABLE = pyarrow.table(
     {
         "file_name": ["a b/1.jpg", '<i>"ä".jpg', "c.jpg", "d.jpg"],
-        "label": ["cat", "dog & <co>", "cat", None],
+        "label": ["cat", "dog & <co>", None, None],
+        "guess": ["cat", "dog & <co>", "cat", None],
         "confidence": [1.0, 0.75, 0.25, 0.0],
         "variance": [0.0, 0.5, 0.9, 1.0],
         "status": ["labelled", "pseudo", "outlier", "abstained"],

@@ -53,7 +53,7 @@ def test_the_model_says_what_the_table_says(usual: Path) -> None:
     assert answers.variance is not None
     np.testing.assert_allclose(answers.variance, table.column("variance").to_numpy(), atol=1e-5)
     assert model.classes_[answers.codes][free].tolist() == [
-        table.column("label")[int(row)].as_py() for row in free
+        table.column("guess")[int(row)].as_py() for row in free
     ]
     assert sorted(model.labeled_rows_) == sorted(project.given)
 

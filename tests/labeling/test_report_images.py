@@ -55,7 +55,7 @@ def test_the_report_has_images_of_suspects_outliers_and_every_class(
     assert not unreadable & images.keys()
     assert all(max(Image.open(io.BytesIO(content)).size) <= 96 for content in images.values())
     labels = parquet.read_table(settings.out / "labels.parquet").to_pylist()
-    table = {row["file_name"]: row["label"] for row in labels}
+    table = {row["file_name"]: row["guess"] for row in labels}
     assert {table[name] for name in images if name in table} == set(summary["classes"])
     assert summary["evidence"] is not None
     pairs = summary["evidence"]["confusions"]

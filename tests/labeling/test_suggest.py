@@ -192,17 +192,17 @@ def test_the_file_is_a_table_of_labels_once_it_is_filled_in(tmp_path: Path) -> N
     names = "rank id label believed confidence variance worth for_class why"
     assert list(rows[0]) == names.split()
     assert {row["label"] for row in rows} == {""}
-    assert read_label_table(path, "id") == {}
+    assert read_label_table(path, "id").given == {}
     rows[1]["label"] = "beech"
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
-    assert read_label_table(path, "id") == {found[1].id: "beech"}
+    assert read_label_table(path, "id").given == {found[1].id: "beech"}
     with pytest.raises(DataError, match=r"suggestions\.csv exists, and 1 of its rows .*'label'"):
         write_suggestions(project, found)
     write_suggestions(project, found, overwrite=True)
-    assert read_label_table(path, "id") == {}
+    assert read_label_table(path, "id").given == {}
     path.write_bytes(b"rank,id,label\n1,a,\xff\n")
     with pytest.raises(DataError, match="exists, and 1"):
         write_suggestions(project, found)

@@ -52,7 +52,6 @@ def test_numbered_classes_and_row_numbers_for_ids(tmp_path: Path) -> None:
     assert labels_of(tmp_path / "out").column("id").to_pylist() == [str(i) for i in range(300)]
 
 
-def test_constant_features_and_rows_that_are_all_alike(tmp_path: Path) -> None:
 def test_whole_numbers_are_one_class_however_they_are_written(tmp_path: Path) -> None:
     number = dict(zip(CLASSES, ("1", "2", "3"), strict=True))
     whole = {name: number[label] for name, label in list(LABELS.items())[::2]}
@@ -78,6 +77,7 @@ def test_classes_that_differ_only_in_case_or_spaces_are_noted(tmp_path: Path) ->
     assert "bee" not in note
 
 
+def test_constant_features_and_rows_that_are_all_alike(tmp_path: Path) -> None:
     constant = np.concatenate([X, np.full((300, 2), 7, np.float32)], axis=1)
     constant[20:40] = constant[20]
     parquet.write_table(table_of(constant, IDS), tmp_path / "data.parquet")
@@ -155,4 +155,4 @@ def test_spaces_around_ids_do_not_count(tmp_path: Path) -> None:
     label_data(first)
     written = tmp_path / "out" / "labels.csv"
     again = label_data(replace(first, labels=written, out=tmp_path / "again"))
-    assert again["statuses"]["labelled"] == len(IDS)
+    assert again["statuses"]["labelled"] == len(LABELS)

@@ -517,17 +517,26 @@ def test_both_tables_hold_every_row_with_its_answer(
     written = session.export()
     assert (written["reviewed"], written["labels"]) == (2, len(session.project.given) + 2)
     table = parquet.read_table(out / "reviewed.parquet")
-    columns = ["file_name", "label", "confidence", "variance", "status", "reviewed", "answer"]
+    columns = [
+        "file_name",
+        "label",
+        "guess",
+        "confidence",
+        "variance",
+        "status",
+        "reviewed",
+        "answer",
+    ]
     assert table.column_names == columns
     rows: list[dict[str, Any]] = table.to_pylist()
     assert [row["file_name"] for row in rows] == session.project.ids
-    assert list(rows[accepted].values())[2::2] == [1.0, "labelled", "accepted"]
+    assert list(rows[accepted].values())[3::2] == [1.0, "labelled", "accepted"]
     assert (rows[corrected]["label"], rows[corrected]["answer"]) == (ODD_CLASS, "corrected")
     assert (rows[skipped]["reviewed"], rows[skipped]["answer"]) == (False, "skipped")
     assert sum(row["reviewed"] for row in rows) == 2
     with (out / "reviewed.csv").open(newline="", encoding="utf-8") as file:
         flat = list(csv.DictReader(file))
-    assert [row["label"] for row in flat] == [row["label"] for row in rows]
+    assert [row["label"] or None for row in flat] == [row["label"] for row in rows]
     assert flat[accepted]["reviewed"] == "true"
     session.export()
     files = {"reviewed.parquet", "reviewed.csv", "reviewed_labels.csv"}
@@ -537,7 +546,7 @@ def test_both_tables_hold_every_row_with_its_answer(
 @pytest.mark.usefixtures("answered")
 def test_all_rows_are_scored_before_they_are_written(session: Session, out: Path) -> None:
     session.export()
-    written = parquet.read_table(out / "reviewed.parquet")["label"].to_pylist()
+    written = parquet.read_table(out / "reviewed.parquet")["guess"].to_pylist()
     free = np.flatnonzero(session.model.known_codes < 0).tolist()
     classifier = session.model.classifier
     codes = classifier.answer(session.model.embeddings(free)).codes

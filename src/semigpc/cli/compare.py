@@ -19,6 +19,7 @@ from semigpc.cli.options import (
     Labels,
     ModelName,
     OwnLinks,
+    OwnTrustPseudo,
     Root,
     Settings,
     Test,
@@ -76,6 +77,7 @@ def compare_command(
         Path, typer.Option("--out", metavar="DIR", help="Folder for runs, tables and reports.")
     ] = Path("comparison"),
     labels: Labels = None,
+    trust_pseudo: OwnTrustPseudo = False,
     test: Test = None,
     validation: Validation = None,
     model: ModelName = None,
@@ -115,6 +117,7 @@ def compare_command(
         options = TrainOptions(
             ratio=gamma,
             labels=labels,
+            trust_pseudo=trust_pseudo,
             test=test,
             validation=validation,
             model=model,

@@ -8,9 +8,16 @@ import typer
 from rich.console import Console
 
 from semigpc.cli.failures import reported
-from semigpc.cli.options import AsJson, Checkpoint, FollowLinks, Run, register_data_sets
+from semigpc.cli.options import (
+    AsJson,
+    Checkpoint,
+    FollowLinks,
+    Run,
+    TrustPseudo,
+    register_data_sets,
+)
 from semigpc.cli.progress import StageBar
-from semigpc.cli.tables import accuracy_table
+from semigpc.cli.tables import accuracy_table, say
 from semigpc.report.wording import used_sentence
 
 
@@ -42,6 +49,7 @@ def evaluate(
             help="Part of the run's own images; test by default, if it has any.",
         ),
     ] = None,
+    trust_pseudo: TrustPseudo = False,
     follow_links: FollowLinks = False,
     checkpoint: Checkpoint = None,
     as_json: AsJson = False,
@@ -72,9 +80,16 @@ def evaluate(
         loaded, images = loaded.part(part)
         source: str = part
     else:
-        images = images_to_evaluate(
-            loaded, data, labels, partial=partial, follow_links=follow_links
+        images, notes = images_to_evaluate(
+            loaded,
+            data,
+            labels,
+            partial=partial,
+            follow_links=follow_links,
+            trust_pseudo=trust_pseudo,
         )
+        for note in notes:
+            say(f"note: {note}", err=True)
         source = str(data)
     with StageBar() as bar:
         predictions = loaded.predict(images, on_batch=bar.counter("Images", len(images)))

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from semigpc.cli.failures import reported
-from semigpc.cli.options import AsJson, option
+from semigpc.cli.options import AsJson, TrustPseudo, option
 from semigpc.cli.progress import StageBar
 from semigpc.cli.tables import say, table, verbatim
 from semigpc.io.errors import DataError
@@ -49,6 +49,7 @@ def label(
         list[Path] | None,
         typer.Option("--labels", metavar="FILE", help="Table of ids and labels (repeatable)."),
     ] = None,
+    trust_pseudo: TrustPseudo = False,
     target_precision: Annotated[
         float,
         option(
@@ -73,7 +74,7 @@ def label(
         ),
     ] = None,
     answer_all: Annotated[
-        bool, option("--answer-all", DECISIONS, None, "Label every row; outliers are marked.")
+        bool, option("--answer-all", DECISIONS, None, "Label every row except outliers.")
     ] = False,
     prior: Annotated[
         Literal["balanced", "estimated"],
@@ -153,6 +154,7 @@ def label(
         data=place,
         labels=labels[0].expanduser() if labels else None,
         more_labels=tuple(path.expanduser() for path in (labels or [])[1:]),
+        trust_pseudo=trust_pseudo,
         out=folder,
         columns=ColumnOptions(id=id_column, features=features, label=label_column),
         images=images.expanduser() if images else None,

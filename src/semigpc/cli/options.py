@@ -31,6 +31,9 @@ FollowLinks = Annotated[
     bool, typer.Option("--follow-links", help="Follow symbolic links that lead out of a folder.")
 ]
 Jobs = Annotated[int, typer.Option("--jobs", metavar="N", min=1, help="Number of runs at a time.")]
+TRUST_PSEUDO = "--trust-pseudo"
+TRUST_PSEUDO_HELP = "Take guesses of semigpc in --labels for labels."
+TrustPseudo = Annotated[bool, typer.Option(TRUST_PSEUDO, help=TRUST_PSEUDO_HELP)]
 Settings = Annotated[
     list[str] | None,
     typer.Option(
@@ -62,6 +65,7 @@ Root = Annotated[
 Labels = Annotated[
     Path | None, option("--labels", OWN_DATA, "FILE", "CSV or Parquet: file_name, label.")
 ]
+OwnTrustPseudo = Annotated[bool, option(TRUST_PSEUDO, OWN_DATA, None, TRUST_PSEUDO_HELP)]
 Test = Annotated[
     Path | None, option("--test", OWN_DATA, "PATH", "Test images: such a table, or class folders.")
 ]

@@ -18,6 +18,7 @@ from semigpc.cli.options import (
     Labels,
     ModelName,
     OwnLinks,
+    OwnTrustPseudo,
     Root,
     Settings,
     Test,
@@ -77,6 +78,7 @@ def train(
         bool, typer.Option("--resume", help="Continue the run in that folder.")
     ] = False,
     labels: Labels = None,
+    trust_pseudo: OwnTrustPseudo = False,
     test: Test = None,
     validation: Validation = None,
     model: ModelName = None,
@@ -126,6 +128,7 @@ def train(
         seed=seed,
         ratio=ratio,
         labels=labels,
+        trust_pseudo=trust_pseudo,
         test=test,
         validation=validation,
         model=model,

@@ -36,6 +36,7 @@ class FolderConfig:
         labels: a CSV or Parquet file with the columns ``file_name`` (relative to root) and
             ``label`` (empty for none). Without it, every sub-folder of root is a class and all its
             images are labelled.
+        trust_pseudo: take labels of tables that semigpc itself gave out or predicted.
         unlabeled: the sub-folder that is not a class but has unlabelled images; only without
             ``labels``.
         unlisted: whether images below root that ``labels`` does not list are "unlabeled" or
@@ -54,6 +55,7 @@ class FolderConfig:
 
     root: str
     labels: str | None = None
+    trust_pseudo: bool = False
     unlabeled: str = "unlabeled"
     unlisted: Literal["unlabeled", "ignored"] = "unlabeled"
     split: SplitConfig | None = None
@@ -138,7 +140,7 @@ def _list_parts(config: FolderConfig) -> dict[str, Listing]:
     """List the training images and the parts given as a path; no image is in two of them."""
     root = existing(config.root, "The folder of the images")
     held_out = {
-        part: _list_held_out(place, root, part, follow_links=config.follow_links)
+        part: _list_held_out(place, root, part, config)
         for part, place in (("validation", config.validation), ("test", config.test))
         if isinstance(place, str)
     }
@@ -150,7 +152,11 @@ def _list_parts(config: FolderConfig) -> dict[str, Listing]:
     else:
         table = existing(config.labels, "The table of labels", root)
         training = from_table(
-            table, root, unlisted=config.unlisted == "unlabeled", follow_links=config.follow_links
+            table,
+            root,
+            unlisted=config.unlisted == "unlabeled",
+            follow_links=config.follow_links,
+            trust_pseudo=config.trust_pseudo,
         )
     for part, listing in held_out.items():
         others = set(listing.paths())
@@ -263,10 +269,15 @@ def _loose_images(folder: Path) -> tuple[str, ...]:
 
 
 def from_table(
-    table: Path, root: Path, *, unlisted: bool = False, follow_links: bool = False
+    table: Path,
+    root: Path,
+    *,
+    unlisted: bool = False,
+    follow_links: bool = False,
+    trust_pseudo: bool = False,
 ) -> Listing:
     """List the images of a table and, with ``unlisted``, all others below root without a label."""
-    labels = read_labels(table)
+    labels, notes = read_labels(table, trust_pseudo=trust_pseudo)
     reasons = {name: unusable(root.resolve(), name, follow_links=follow_links) for name in labels}
     missing = [name for name, reason in reasons.items() if reason == NOT_THERE]
     if missing:
@@ -281,20 +292,22 @@ def from_table(
     if unlisted:
         others = images_below(root, follow_links=follow_links)
         labels |= {name: None for name in others if name not in labels}
-    return Listing(root, labels, classes)
+    return Listing(root, labels, classes, notes)
 
 
-def _list_held_out(place: str, root: Path, part: str, *, follow_links: bool) -> Listing:
+def _list_held_out(place: str, root: Path, part: str, config: FolderConfig) -> Listing:
     """List a validation or test part: a folder of class folders, or a table with all labels."""
     path = existing(place, f"The {part} part", root)
     if is_table(path):
-        listing = from_table(path, root, follow_links=follow_links)
+        listing = from_table(
+            path, root, follow_links=config.follow_links, trust_pseudo=config.trust_pseudo
+        )
     else:
-        listing = class_folders(path, follow_links=follow_links)
+        listing = class_folders(path, follow_links=config.follow_links)
     bare = [name for name, label in listing.labels.items() if label is None]
     if bare:
         raise DataError(
             f"Every image of the {part} part needs a label; {len(bare)} in {path} have none: "
-            f"{listed(bare, 3)}. Label them or delete the rows."
+            f"{listed(bare, 3)}. {' '.join((*listing.notes, 'Label them or delete the rows.'))}"
         )
     return listing

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from semigpc.io.atomic import replacing, trouble
 from semigpc.io.errors import DataError
@@ -27,8 +27,17 @@ NO_LABEL = re.compile(r"-1(\.0*)?|nan|", re.IGNORECASE)  # text that counts as n
 WHOLE = re.compile(r"(0|-?[1-9][0-9]*)\.0*")  # a whole number, written as a float
 LONGEST_LABEL = 1000  # characters; a longer text is not a name but another column
 
-# Selects the two columns to read, given those of a file.
-Choose = Callable[[Sequence[str], Path], tuple[str, str]]
+# Tables that semigpc writes are known by their columns, also after others were added.
+LABELS_COLUMNS = frozenset(("label", "confidence", "variance", "status"))  # labels.*, reviewed.*
+PREDICTIONS_COLUMNS = frozenset(("label", "confidence", "second", "second_confidence"))
+SAMPLE_COLUMNS = frozenset(("label", "confidence", "stratum", "inclusion"))  # audit.csv
+GUESSED = frozenset(("label", "guess", "likeliest"))  # their columns of classes
+STATUS = "status"
+BY_PEOPLE = frozenset(("labelled", "reviewed"))  # statuses of labels that people gave
+PSEUDO = "pseudo"
+
+# Selects the columns to read, given those of a file.
+Choose = Callable[[Sequence[str], Path], tuple[str, ...]]
 
 
 def label_text(value: Any) -> str | None:
@@ -59,58 +68,124 @@ def is_table(path: Path) -> bool:
     return path.suffix.lower() in SUFFIXES
 
 
-def read_labels(path: Path) -> dict[str, str | None]:
-    """Return the class of each file in a table, or None where it has no label, in its order.
+class LabelTable(NamedTuple):
+    """The label of each name in a table, None where it has none, in its order; notes for users."""
 
-    :func:`label_text` defines what counts as no label. A row may be repeated, but
-    not with another label.
+    labels: dict[str, str | None]
+    notes: tuple[str, ...]
+
+    @property
+    def given(self) -> dict[str, str]:
+        """Return the labels of the names that have one."""
+        return {name: label for name, label in self.labels.items() if label is not None}
+
+
+def read_labels(path: Path, *, trust_pseudo: bool = False) -> LabelTable:
+    """Return the class of each file in a table; see :func:`read_label_rows`."""
+    table = read_label_rows(path, _check_columns, path_below, trust_pseudo=trust_pseudo)
+    if not table.labels:
+        raise DataError(
+            f"{path} lists no images. It needs one row for each, with the columns "
+            f"{' and '.join(COLUMNS)}."
+        )
+    return table
+
+
+def read_label_rows(
+    path: Path,
+    choose: Choose,
+    name_of: Callable[[Any, int, Path], str],
+    *,
+    trust_pseudo: bool = False,
+) -> LabelTable:
+    """Return the label of each name in a table.
+
+    :func:`label_text` defines what counts as no label. A row may be repeated, but not with another
+    label. In a table that semigpc wrote, only labels that people gave count: those with a status of
+    BY_PEOPLE. Its guesses are left out, and a note says how many.
+
+    Args:
+        path: of the table. choose: selects the columns of names and labels.
+        name_of: returns a name, given its cell, the number of its row and the path.
+        trust_pseudo: also take labels with the status "pseudo", and those of ``semigpc predict``.
+
+    Raises:
+        DataError: it cannot be read, a name has two labels, or all labels are guesses.
     """
     labels: dict[str, str | None] = {}
     conflicts: dict[str, set[str]] = {}
-    for number, (file_name, value) in enumerate(read_pairs(path, _check_columns), start=1):
-        name = path_below(file_name, number, path)
+    trusted = BY_PEOPLE | {PSEUDO} if trust_pseudo else BY_PEOPLE
+    left_out = 0
+
+    def columns(names: Sequence[str], where: Path) -> tuple[str, ...]:
+        return _with_status(names, where, choose, trust_pseudo)
+
+    for number, (cell, value, *status) in enumerate(read_columns(path, columns), start=1):
+        name = name_of(cell, number, path)
         label = as_label(value, path)
+        if label is not None and status and str(status[0]).strip() not in trusted:
+            label = None
+            left_out += 1
         if labels.setdefault(name, label) != label:
             conflicts.setdefault(name, {labels[name] or "no label"}).add(label or "no label")
     if conflicts:
         first, different = next(iter(conflicts.items()))
         raise DataError(
-            f"{path} gives different labels to the same image for {len(conflicts)} of its images: "
-            f"{first} has {' and '.join(sorted(different))}. Keep one row for each image."
+            f"{path} has different labels for {len(conflicts)} of its ids: {first!r} is "
+            f"{' and '.join(sorted(different))}. Keep one row for each id."
         )
-    if not labels:
-        raise DataError(
-            f"{path} lists no images. It needs one row for each, with the columns "
-            f"{' and '.join(COLUMNS)}."
-        )
-    return labels
+    if left_out and not any(labels.values()):
+        raise _only_guesses(path)
+    note = f"Labels of {path.name} that were left out, since they are guesses of semigpc:"
+    return LabelTable(labels, (f"{note} {left_out}.",) if left_out else ())
 
 
-def read_pairs(path: Path, choose: Choose) -> Iterator[tuple[Any, Any]]:
-    """Yield two columns of a CSV or Parquet file, row by row, as they are written there."""
+def _with_status(
+    names: Sequence[str], path: Path, choose: Choose, trust_pseudo: bool
+) -> tuple[str, ...]:
+    """Return the columns to read, with that of the status in a table of semigpc's own labels."""
+    if set(names) >= PREDICTIONS_COLUMNS and not trust_pseudo:  # which need not have ids for us
+        raise _only_guesses(path)
+    chosen = choose(names, path)
+    if chosen[1] not in GUESSED:
+        return chosen
+    if set(names) >= SAMPLE_COLUMNS and not trust_pseudo:
+        raise _only_guesses(path)
+    return (*chosen, STATUS) if set(names) >= LABELS_COLUMNS else chosen
+
+
+def _only_guesses(path: Path) -> DataError:
+    return DataError(
+        f"{path} was written by semigpc, and its labels are guesses: no person gave them. Give the "
+        "labels that the guesses were made from, check them with semigpc review, or use them as "
+        "they are with trust_pseudo=True."
+    )
+
+
+def read_columns(path: Path, choose: Choose) -> Iterator[tuple[Any, ...]]:
+    """Yield some columns of a CSV or Parquet file, row by row, as they are written there."""
     checked(path)
     if path.suffix.lower() == ".parquet":
         return _parquet_rows(path, choose)
     return _csv_rows(path, choose)
 
 
-def _csv_rows(path: Path, choose: Choose) -> Iterator[tuple[Any, Any]]:
+def _csv_rows(path: Path, choose: Choose) -> Iterator[tuple[Any, ...]]:
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)
             reader.fieldnames = [from_spreadsheet_cell(name) for name in reader.fieldnames or []]
-            first, second = choose(reader.fieldnames, path)
+            columns = choose(reader.fieldnames, path)
             for row in reader:
-                cells = (row[first], row[second])
-                name, label = (cell and from_spreadsheet_cell(cell) for cell in cells)
-                yield name, label
+                cells = (row[name] for name in columns)
+                yield tuple(cell and from_spreadsheet_cell(cell) for cell in cells)
     except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(
             f"{path} cannot be read as CSV: {error}. Save it as comma-separated UTF-8 text."
         ) from error
 
 
-def _parquet_rows(path: Path, choose: Choose) -> Iterator[tuple[Any, Any]]:
+def _parquet_rows(path: Path, choose: Choose) -> Iterator[tuple[Any, ...]]:
     from pyarrow import parquet  # takes a third of a second, and most data have no Parquet file
 
     with _readable(path, "Write it again, or save it as CSV."):

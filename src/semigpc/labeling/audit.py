@@ -22,7 +22,7 @@ from semigpc.estimator import Status
 from semigpc.estimator.answers import Z95, Interval95
 from semigpc.io.atomic import RELAXED, Count, Positive, Share, read_json, shown, write_json
 from semigpc.io.errors import DataError
-from semigpc.io.tables import SUFFIXES, as_label, is_table, read_pairs
+from semigpc.io.tables import SUFFIXES, as_label, is_table, read_columns
 from semigpc.io.text import listed, similar_names
 from semigpc.labeling.project import Project, own_names, write_hand_table
 
@@ -447,7 +447,7 @@ def _pairs(path: Path, id_name: str, second: str) -> list[tuple[str, str | None]
 
     pairs = [
         ("" if name is None else str(name).strip(), as_label(value))
-        for name, value in read_pairs(path, choose)
+        for name, value in read_columns(path, choose)
     ]
     for number, (name, value) in enumerate(pairs, start=1):
         if not name and value is not None:

@@ -19,7 +19,7 @@ from pydantic import ConfigDict, with_config
 
 from semigpc.io.errors import DataError
 from semigpc.io.paths import checked
-from semigpc.io.tables import SUFFIXES, as_label, is_table, path_below, read_pairs
+from semigpc.io.tables import SUFFIXES, LabelTable, as_label, is_table, path_below, read_label_rows
 from semigpc.io.text import listed, similar_names
 
 WILDCARDS = "*?["  # any of these makes a feature name a pattern
@@ -263,16 +263,20 @@ def matrix_of(column: pyarrow.Array, width: int, place: Callable[[int], str]) ->
 
 
 def read_label_table(
-    path: Path, id_name: str, *, label_column: str | None = None, images: bool = False
-) -> dict[str, str]:
-    """Return the label of each id that has one; other columns are ignored.
-
-    :func:`semigpc.io.text.label_text` defines what counts as no label.
+    path: Path,
+    id_name: str,
+    *,
+    label_column: str | None = None,
+    images: bool = False,
+    trust_pseudo: bool = False,
+) -> LabelTable:
+    """Return the labels of ids; see :func:`semigpc.io.tables.read_label_rows`.
 
     Args:
         path: a .csv or .parquet file. id_name: name of the ids in the data.
         label_column: name of the labels; "label" if left out.
         images: ids are names of files below a folder, and may not lead out of it.
+        trust_pseudo: take labels that semigpc gave out, too.
 
     Raises:
         DataError: the file is missing, cannot be read, lacks a column, or gives an id two labels.
@@ -288,25 +292,15 @@ def read_label_table(
     def columns(names: Sequence[str], where: Path) -> tuple[str, str]:
         return _label_columns(names, where, id_name, label_column)
 
-    labels: dict[str, str | None] = {}
-    conflicts: dict[str, set[str]] = {}
-    for number, (value, cell) in enumerate(read_pairs(path, columns), start=1):
-        if images:
-            name = path_below(value, number, path)
-        else:
-            name = "" if value is None else str(value).strip()
-        if not name:
-            raise DataError(f"Row {number} of {path} has no id. Fill it in, or delete the row.")
-        label = as_label(cell, path)
-        if labels.setdefault(name, label) != label:
-            conflicts.setdefault(name, {labels[name] or "no label"}).add(label or "no label")
-    if conflicts:
-        name, both = next(iter(conflicts.items()))
-        raise DataError(
-            f"{path} has different labels for {len(conflicts)} of its ids: {name!r} is "
-            f"{' and '.join(sorted(both))}. Keep one row for each id."
-        )
-    return {name: label for name, label in labels.items() if label is not None}
+    name_of = path_below if images else _id_of
+    return read_label_rows(path, columns, name_of, trust_pseudo=trust_pseudo)
+
+
+def _id_of(value: Any, number: int, path: Path) -> str:
+    name = "" if value is None else str(value).strip()
+    if not name:
+        raise DataError(f"Row {number} of {path} has no id. Fill it in, or delete the row.")
+    return name
 
 
 def _label_columns(

@@ -78,6 +78,7 @@ class LabelSettings:
         data: a table, a folder of Parquet shards, or a folder of images. out: the folder to write.
         labels: a table of labels; None if the data have a column of labels.
         more_labels: further tables; a later one overrides the labels of earlier ones.
+        trust_pseudo: take labels of these tables that semigpc itself gave out.
         columns: names of columns, where they are not the usual ones.
         images: folder of the images of a table, by the ids.
         image_url: text that Label Studio puts before the name of an image.
@@ -93,6 +94,7 @@ class LabelSettings:
     labels: Path | None
     out: Path
     more_labels: tuple[Path, ...] = ()
+    trust_pseudo: bool = False
     columns: ColumnOptions = field(default_factory=ColumnOptions)
     images: Path | None = None
     image_url: str | None = None
@@ -111,6 +113,11 @@ class LabelSettings:
     def data_columns(self) -> ColumnOptions:
         """Return the columns of the data; its labels are not read if there is a table of labels."""
         return self.columns if self.labels is None else replace(self.columns, label=None)
+
+    @property
+    def label_files(self) -> tuple[Path, ...]:
+        """Return all tables of labels, in their order."""
+        return () if self.labels is None else (self.labels, *self.more_labels)
 
 
 class Inputs(NamedTuple):
@@ -157,7 +164,8 @@ def open_images(
             f"{settings.data} is a folder of images."
         )
     root = settings.data.resolve()
-    labels = _image_labels(settings, root)
+    notes: list[str] = []
+    labels = _image_labels(settings, root, notes)
     table = settings.out / EMBEDDINGS
     embed = partial(
         embed_folder,
@@ -175,7 +183,6 @@ def open_images(
             raise
         result = embed(overwrite=True)
     bad = {name for name, _ in result.bad}
-    notes = []
     if bad:
         notes.append(
             f"Images that could not be read and were left out: {len(bad)}; "
@@ -185,9 +192,9 @@ def open_images(
     return Inputs(open_source(table), table.resolve(), ColumnOptions(), labels, root, notes)
 
 
-def _image_labels(settings: LabelSettings, root: Path) -> dict[str, str]:
+def _image_labels(settings: LabelSettings, root: Path, notes: list[str]) -> dict[str, str]:
     """Return the labels of images, all of which must exist."""
-    labels = _read_all_labels(settings, FILE_NAME, images=True)
+    labels = _read_all_labels(settings, FILE_NAME, notes, images=True)
     missing = [
         name
         for name in labels
@@ -218,10 +225,10 @@ def table_inputs(settings: LabelSettings, source: TableSource, path: Path) -> In
         raise DataError(
             f"The folder of images does not exist: {settings.images}. Check the parameter images."
         )
-    notes = []
+    notes: list[str] = []
     labels = None
     if settings.labels is not None:
-        labels = _read_all_labels(settings, source.id_name)
+        labels = _read_all_labels(settings, source.id_name, notes)
         if source.has_labels:
             notes.append(
                 f"Labels were read from {settings.labels.name}; the column of labels in the data "
@@ -237,14 +244,20 @@ def table_inputs(settings: LabelSettings, source: TableSource, path: Path) -> In
 
 
 def _read_all_labels(
-    settings: LabelSettings, id_name: str, *, images: bool = False
+    settings: LabelSettings, id_name: str, notes: list[str], *, images: bool = False
 ) -> dict[str, str]:
     """Return the labels of all tables; the last table that has an id decides."""
     labels: dict[str, str] = {}
-    column = settings.columns.label
-    for path in (settings.labels, *settings.more_labels):
-        if path is not None:
-            labels |= read_label_table(path, id_name, label_column=column, images=images)
+    for path in settings.label_files:
+        table = read_label_table(
+            path,
+            id_name,
+            label_column=settings.columns.label,
+            images=images,
+            trust_pseudo=settings.trust_pseudo,
+        )
+        labels |= table.given
+        notes += table.notes
     return labels
 
 
@@ -311,6 +324,9 @@ def _label_data(settings: LabelSettings, overwrite: bool, progress: Progress) ->
     tally = outputs.write_tables(tables, out.parts, inputs.source.id_name, studio)
     write_text(out.parts / "label_studio.xml", studio.interface(ordered(set(gathered.labels))))
     measured = measure(model, gathered, settings, progress)
+    kept = [name for name in changed if (settings.out / name).exists()]
+    outdated = out.outdated(settings.label_files)
+    inputs.notes.extend([*_changed_notes(kept), *outputs.renaming_notes(outdated)])
     summary = summarise(settings, inputs, gathered, model, tally, measured)
     summary["seconds"] = round(time.monotonic() - began, 3)
     write_json(out.parts / "summary.json", summary)
@@ -322,11 +338,15 @@ def _label_data(settings: LabelSettings, overwrite: bool, progress: Progress) ->
     return summary
 
 
+def _changed_notes(kept: Sequence[str]) -> list[str]:
+    return [
+        f"{name} was changed since it was written; it is kept as {name}{outputs.CHANGED}."
+        for name in kept
+    ]
+
+
 def _open_inputs(
     settings: LabelSettings, overwrite: bool, progress: Progress
-    kept = [name for name in changed if (settings.out / name).exists()]
-    outdated = out.outdated(settings.label_files)
-    inputs.notes.extend([*_changed_notes(kept), *outputs.renaming_notes(outdated)])
 ) -> tuple[Inputs, Key]:
     """Open the data and the labels; return also the key, all that the labels depend on."""
     of_images = is_image_folder(settings.data, follow_links=settings.follow_links)
@@ -338,13 +358,6 @@ def _open_inputs(
         inputs = open_images(settings, overwrite=overwrite, progress=progress)
     else:
         columns = settings.data_columns
-def _changed_notes(kept: Sequence[str]) -> list[str]:
-    return [
-        f"{name} was changed since it was written; it is kept as {name}{outputs.CHANGED}."
-        for name in kept
-    ]
-
-
         source = open_source(settings.data, columns, follow_links=settings.follow_links)
         inputs = table_inputs(settings, source, settings.data.resolve())
     return inputs, key | {DATA: outputs.files_hash(inputs.source.files)}
@@ -412,11 +425,12 @@ def _label_parts(
 
 def labels_key(settings: LabelSettings, content: str = "") -> Key:
     """Return what the labels depend on besides the code; ``content`` is a hash of the data."""
-    tables = (settings.labels, *settings.more_labels)
     return {
+        "columns": list(outputs.COLUMNS),
         "data": str(settings.data.resolve()),
         DATA: content,
-        "labels content": [outputs.content_hash(path) for path in tables],
+        "labels content": [outputs.content_hash(path) for path in settings.label_files],
+        "trust_pseudo": settings.trust_pseudo,
         **{f"column of {name}": value for name, value in asdict(settings.columns).items()},
         "target precision": settings.target_precision,
         "per class": settings.per_class,
@@ -527,10 +541,12 @@ def summarise(
     evidence = measured.evidence if measured else None
     suspects = evidence["suspects"] if evidence else []
     why_none = too_few(np.array(gathered.labels, dtype=object)) if settings.report else NO_REPORT
+    unlabelled = gathered.rows - len(gathered.labelled) - len(gathered.bad)
     return {
         "title": f"Labels for {settings.data.name}",
         "data": str(settings.data),
         "rows": gathered.rows,
+        "unlabelled": unlabelled,
         "width": inputs.source.width,
         "id_name": inputs.source.id_name,
         "rows_noun": "images" if inputs.images else "rows",
@@ -547,12 +563,10 @@ def summarise(
             "scaling": str(model.scaling_),
             "length_scale": float(model.length_scale_),
             "noise_std": float(model.noise_std_),
-    unlabelled = gathered.rows - len(gathered.labelled) - len(gathered.bad)
             "logit_scale": float(model.logit_scale_),
             "self_training": int(model.self_training_),
             "engine": str(model.engine_),
             "labels used": len(model.labeled_rows_),
-        "unlabelled": unlabelled,
             "rows in the sample": len(gathered.sample),
         },
         "settings": _settings_facts(settings, inputs.source),
@@ -599,7 +613,7 @@ def _settings_facts(settings: LabelSettings, source: TableSource) -> dict[str, f
         features = f"{len(names)} columns, {names[0]} to {names[-1]}"
     labels = f"column {source.columns.label!r} of the data"
     if settings.labels:
-        labels = ", ".join(str(path) for path in (settings.labels, *settings.more_labels))
+        labels = ", ".join(map(str, settings.label_files))
     return {
         "labels": labels,
         "ids": source.id_name if source.has_ids else "row numbers",
@@ -619,6 +633,7 @@ def _notes(inputs: Inputs, gathered: Scan, unlabelled: int) -> list[str]:
     single = [name for name in ordered(counts) if counts[name] == 1]
     if single:
         notes.append(f"Classes with a single label cannot be validated: {listed(single)}.")
+    notes += nearly_equal(counts)
     if len(gathered.bad):
         kept = len(gathered.bad_labels)
         exception = f"; {kept} of them keep their given label" if kept else ""
@@ -630,4 +645,3 @@ def _notes(inputs: Inputs, gathered: Scan, unlabelled: int) -> list[str]:
         rest = "other row" if len(gathered.bad) else "row"
         notes.append(f"Every {rest} already has a label: there was nothing to label.")
     return notes
-    notes += nearly_equal(counts)

@@ -56,6 +56,7 @@ from semigpc.report.labeling_summary import Outlier
 MOST_REASONS = 3  # labelled rows that are listed as reasons of a row
 COLUMNS = (  # after the ids
     "label",
+    "guess",
     "confidence",
     "likeliest",
     "likeliest_confidence",
@@ -66,6 +67,7 @@ COLUMNS = (  # after the ids
 REASON = pyarrow.struct(
     [("id", pyarrow.string()), ("label", pyarrow.string()), ("weight", pyarrow.float32())]
 )
+GIVEN_OUT = (Status.LABELLED, Status.PSEUDO)  # rows of any other status have no label
 LISTED_OUTLIERS = 100  # at most, in the summary and the report
 LOCAL_FILES = "/data/local-files/?d="  # where Label Studio serves local files
 CONTROL = "label"  # name of the choices in Label Studio
@@ -82,8 +84,6 @@ WRITTEN = (
 PARTIAL = "_partial.json"
 COMPLETE = "_complete.json"
 BULK_LABELS = "labels"
-# Appended to the name of an output that was changed by hand, when it is made again.
-CHANGED = ".changed"
 # Made from the labels by other verbs.
 DERIVED = (
     "audit.csv",
@@ -96,6 +96,8 @@ DERIVED = (
 )
 DIGESTS = "derived.json"  # which labels each of these was made from
 EARLIER = "earlier-labels"  # part of its new name if these labels are replaced
+# Appended to the name of an output that was changed by hand, when it is made again.
+CHANGED = ".changed"
 ADVICE = "Choose another folder with out=..., or pass overwrite=True to make them again."
 
 
@@ -106,16 +108,16 @@ def schema_of(id_name: str) -> pyarrow.Schema:
     """Return the schema of the table of labels."""
     text = pyarrow.string()
     number = pyarrow.float32()
-    kinds = (text, number, text, number, number, text, pyarrow.list_(REASON))
+    kinds = (text, text, number, text, number, number, text, pyarrow.list_(REASON))
     return pyarrow.schema([(id_name, text), *zip(COLUMNS, kinds, strict=True)])
 
 
 class Labeller:
     """The second pass over the data: batches of rows to tables of labels.
 
-    Rows with a given label keep it, with confidence 1. A row without a usable embedding and
-    without a given label has no label, no reasons, confidence 0, variance 1 and the status
-    "abstained".
+    Rows with a given label keep it, with confidence 1. Every row has a guess, which is also its
+    label if its status is one of GIVEN_OUT. A row without a usable embedding and without a given
+    label has neither, no reasons, confidence 0, variance 1 and the status "abstained".
 
     Args:
         model: the fitted estimator.
@@ -142,13 +144,13 @@ class Labeller:
         x[bad] = 0.0
         answers = self.model.answer(x, variance=True, top=MOST_REASONS)
         assert answers.variance is not None
-        labels = self.names[answers.codes]
+        guesses = self.names[answers.codes]
         likeliest = self.names[answers.likeliest]
         confidence = answers.confidence.copy()
         largest = answers.likeliest_confidence.copy()
         variance = answers.variance.copy()
         status = answers.status.copy()
-        labels[bad] = None
+        guesses[bad] = None
         likeliest[bad] = None
         confidence[bad] = 0.0
         largest[bad] = 0.0
@@ -156,12 +158,13 @@ class Labeller:
         status[bad] = Status.ABSTAINED
         for row, number in enumerate(numbers):
             if number in self._given:
-                labels[row] = likeliest[row] = self._given[number]
+                guesses[row] = likeliest[row] = self._given[number]
                 confidence[row] = largest[row] = 1.0
                 status[row] = Status.LABELLED
         columns = [
             batch.ids,
-            labels.tolist(),
+            np.where(np.isin(status, GIVEN_OUT), guesses, None).tolist(),
+            guesses.tolist(),
             confidence,
             likeliest.tolist(),
             largest,
@@ -333,16 +336,16 @@ class LabelStudio:
 
     def tasks(self, table: pyarrow.Table, id_name: str) -> Iterator[str]:
         """Yield one task per row as JSON: an annotation for a given label, else a prediction."""
-        rows = _rows_of(table, id_name, "label", "confidence", "status")
-        for name, label, confidence, status in rows:
+        rows = _rows_of(table, id_name, "guess", "confidence", "status")
+        for name, guess, confidence, status in rows:
             shown = name if self.kind == "text" else self.prefix + quote(name)
             task: dict[str, object] = {"data": {self.kind: shown, "id": name, "status": status}}
-            if label is not None:
+            if guess is not None:
                 choice = {
                     "from_name": CONTROL,
                     "to_name": self.kind,
                     "type": "choices",
-                    "value": {"choices": [label]},
+                    "value": {"choices": [guess]},
                 }
                 if status == Status.LABELLED.text:
                     task["annotations"] = [{"result": [choice]}]
@@ -351,9 +354,6 @@ class LabelStudio:
                     prediction = {"model_version": self.version, "score": score}
                     task["predictions"] = [prediction | {"result": [choice]}]
             yield json.dumps(task, ensure_ascii=False)
-
-
-# Their folder -------------------------------------------------------------------------------------
 
 
 # Files made from the labels -----------------------------------------------------------------------
@@ -448,6 +448,9 @@ def renaming_notes(new_names: Mapping[str, str]) -> list[str]:
     ]
 
 
+# Their folder -------------------------------------------------------------------------------------
+
+
 @with_config(RELAXED)
 class Finished(TypedDict):
     """The part of ``project.json`` that is read here: the key, and the files that were written."""
@@ -488,10 +491,10 @@ class OutFolder:
         self.parts = path / "parts"
         self._shards = Parts(Folder(self.parts), key, remedy=ADVICE)
         self.key = self._shards.key
+        self.derived = DerivedFiles(path, self.key)
 
     def check(self, *, ignoring: str = "") -> bool:
         """Return whether an identical run has finished.
-        self.derived = DerivedFiles(path, self.key)
 
         Args:
             ignoring: an entry of the key that is not known yet, and not compared.
@@ -542,9 +545,6 @@ class OutFolder:
     def outdated(self, inputs: Iterable[Path]) -> dict[str, str]:
         """Return files that were made from other labels, with new names for them.
 
-        Other files stay.
-        """
-        with writing(self.path):
         ``inputs``, which these labels were read from, keep their names.
         """
         try:
@@ -566,9 +566,12 @@ class OutFolder:
         """Replace earlier outputs by those in ``parts``.
 
         Those in ``kept`` are renamed, and so are files made from earlier labels, to ``new_names``.
+        Other files stay.
+        """
+        self.derived.rename(new_names or {})
+        with writing(self.path):
             for path in (self.path / name for name in kept if (self.path / name).exists()):
                 path.replace(path.with_name(path.name + CHANGED))
-        self.derived.rename(new_names or {})
             for name in WRITTEN:
                 (self.path / name).unlink(missing_ok=True)
             if any((self.path / name).exists() for name in (PARTIAL, COMPLETE)):  # made on Ray

@@ -1,12 +1,12 @@
 """The folder that ``semigpc label`` writes, opened again: its labels, its data and its model.
 
-    labels.parquet   one row per row of the data, in their order: id, label, confidence, variance,
-                     status, reasons
+    labels.parquet   one row per row of the data, in their order: id, label, guess, confidence,
+                     variance, status, reasons
     project.json     what was labelled, and how; written last, so a folder that has it is complete
 
-``label`` is the most probable class of every row, also where the status "abstained" or "outlier"
-advises against it. Only rows whose embedding contains NaN or infinity have none; project.json lists
-them as ``bad_rows``.
+``guess`` is the class that every row is predicted to have, or its given label. ``label`` is the
+same where it was given out, and empty where the status is "abstained" or "outlier". Only rows whose
+embedding contains NaN or infinity have no guess; project.json lists them as ``bad_rows``.
 """
 
 import csv
@@ -45,7 +45,7 @@ from semigpc.labeling.source import Rows, TableSource, open_source
 
 FILE = "project.json"
 TABLE = "labels.parquet"
-VERSION = 2  # of project.json
+VERSION = 3  # of project.json
 # What fit decides besides the parameters: one number per class, and plain numbers.
 FITTED_BY_CLASS = ("class_shares", "threshold")
 FITTED_NUMBERS = ("confidence_scale", "outlier_variance")

@@ -96,7 +96,7 @@ class Suggestion(NamedTuple):
 class _Rows(NamedTuple):
     """What labels.parquet holds of all N rows: classes as text, and numbers (N,)."""
 
-    labels: list[str]
+    guesses: list[str]
     likeliest: list[str]
     confidence: Floats  # of the most probable class
     variance: Floats
@@ -105,7 +105,7 @@ class _Rows(NamedTuple):
     def of(cls, project: Project) -> "_Rows":
         column = project.table.column
         return cls(
-            column("label").to_pylist(),
+            column("guess").to_pylist(),
             column("likeliest").to_pylist(),
             column("likeliest_confidence").to_numpy().astype(np.float64),
             column("variance").to_numpy().astype(np.float64),
@@ -125,12 +125,12 @@ def suggest(project: Project, config: SuggestConfig | None = None) -> list[Sugge
     model = project.model()
     names = [str(name) for name in model.classes_]
     rows = _Rows.of(project)
-    rows_of = Counter(rows.labels)  # given or predicted
+    rows_of = Counter(rows.guesses)  # given or predicted
     counts = np.array([rows_of[name] for name in names])
     weights = rare_weights(counts, config.rare)
     needs = classes_in_need(project)
     worth = _worth_alone(rows, candidates, model, dict(zip(names, weights.tolist(), strict=True)))
-    decided = [{rows.labels[row], rows.likeliest[row]} for row in candidates.tolist()]
+    decided = [{rows.guesses[row], rows.likeliest[row]} for row in candidates.tolist()]
     sought = [np.array([name in classes for classes in decided]) for name in needs]
     pool, is_random = _pool(candidates, worth, sought, config)
 
@@ -195,7 +195,7 @@ def _worth_alone(
     """Return the worth (n,) of each candidate by itself, before neighbours are known."""
     variance = rows.variance[candidates]
     doubt = unsure(rows.confidence[candidates], variance / _outlier_variance(model))
-    weights = np.array([weight_of[rows.labels[row]] for row in candidates.tolist()])
+    weights = np.array([weight_of[rows.guesses[row]] for row in candidates.tolist()])
     worth: Floats = variance * doubt * weights
     return worth
 

@@ -54,7 +54,7 @@ class ReviewModel:
         for name in project.classes:
             self.code(name)
         table = project.table
-        self.codes = encoded(table["label"], self.code)
+        self.codes = encoded(table["guess"], self.code)
         self.initial_codes = self.codes.copy()
         self.confidence = table["confidence"].to_numpy().astype(np.float32)
         self.likeliest = encoded(table["likeliest"], self.code)

@@ -21,6 +21,7 @@ from semigpc.estimator import STATUSES
 from semigpc.io.atomic import locked, replacing
 from semigpc.io.errors import DataError
 from semigpc.io.text import spreadsheet_cell
+from semigpc.labeling.outputs import GIVEN_OUT
 from semigpc.labeling.project import Project
 from semigpc.review.journal import (
     NAME,
@@ -168,8 +169,8 @@ class Session:
         with ExitStack() as closing:
             if not read_only:
                 closing.enter_context(locked(project.folder))
-            self.journal = ReviewJournal(project.folder / NAME, read_only=read_only)
             project.claim(NAME, TABLE, CSV_TABLE, LABELS)
+            self.journal = ReviewJournal(project.folder / NAME, read_only=read_only)
             closing.callback(self.journal.close)
             self.history = History({name: row for row, name in enumerate(project.ids)})
             for entry in self.journal.entries:
@@ -472,15 +473,13 @@ def open_session(folder: Path, *, images: Path | None = None, read_only: bool = 
 def write_reviewed(project: Project, model: ReviewModel, answers: Mapping[int, Answer]) -> Exported:
     """Write three files into the folder of the project, each atomically.
 
-    ``reviewed.parquet`` and ``reviewed.csv`` hold all rows: id, label, confidence, variance,
-    status, reviewed (whether the label was accepted or corrected) and answer (accepted, corrected,
-    skipped or nothing). ``reviewed_labels.csv`` holds the rows labelled by people, in the table of
-    labels or on the page, for ``semigpc label --labels``.
+    ``reviewed.parquet`` and ``reviewed.csv`` hold all rows: id, label and guess as in
+    labels.parquet, confidence, variance, status, reviewed (whether the label was accepted or
+    corrected) and answer (accepted, corrected, skipped or nothing). ``reviewed_labels.csv`` holds
+    the rows labelled by people, in the table of labels or on the page, for
+    ``semigpc label --labels``.
     """
-    labels = pyarrow.DictionaryArray.from_arrays(
-        pyarrow.array(model.codes, mask=model.codes < 0),
-        pyarrow.array(model.names, pyarrow.string()),
-    ).cast(pyarrow.string())
+    is_given_out = np.isin(model.status, GIVEN_OUT)
     kinds: list[str | None] = [None] * len(model)
     for row, answer in answers.items():
         kinds[row] = answer.kind
@@ -488,7 +487,8 @@ def write_reviewed(project: Project, model: ReviewModel, answers: Mapping[int, A
     table = pyarrow.table(
         {
             project.id_name: pyarrow.array(project.ids, pyarrow.string()),
-            "label": labels,
+            "label": _classes(model, np.where(is_given_out, model.codes, -1)),
+            "guess": _classes(model, model.codes),
             "confidence": model.confidence,
             "variance": model.variance,
             "status": pyarrow.array([STATUSES[code] for code in model.status]),
@@ -510,6 +510,13 @@ def write_reviewed(project: Project, model: ReviewModel, answers: Mapping[int, A
         "labels": len(known),
         "reviewed": int(reviewed.sum()),
     }
+
+
+def _classes(model: ReviewModel, codes: NDArray[np.int32]) -> pyarrow.Array:
+    """Return classes (n,) as text; empty where the code is -1."""
+    indices = pyarrow.array(codes, mask=codes < 0)
+    names = pyarrow.array(model.names, pyarrow.string())
+    return pyarrow.DictionaryArray.from_arrays(indices, names).cast(pyarrow.string())
 
 
 def _for_spreadsheets(table: pyarrow.Table) -> pyarrow.Table:

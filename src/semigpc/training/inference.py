@@ -19,7 +19,7 @@ from semigpc.data import (
     ViewSource,
 )
 from semigpc.data.arrays import read_npz
-from semigpc.data.folder import FolderConfig, class_folders, from_table
+from semigpc.data.folder import FolderConfig, Listing, class_folders, from_table
 from semigpc.data.loaders import worker_count
 from semigpc.io.errors import DataError, RunError, SettingsError
 from semigpc.io.images import ArrayImages, FileImages
@@ -249,8 +249,11 @@ def images_to_evaluate(
     *,
     partial: bool = False,
     follow_links: bool = False,
-) -> ImageSet:
-    """Return labelled images, with their classes looked up by name among those of the run.
+    trust_pseudo: bool = False,
+) -> tuple[ImageSet, tuple[str, ...]]:
+    """Return labelled images, and notes for the user.
+
+    Classes are looked up by name among those of the run.
 
     Args:
         run: whose classes count.
@@ -260,12 +263,18 @@ def images_to_evaluate(
             skipped.
         partial: let classes of the run be absent.
         follow_links: use links that lead out of the folder.
+        trust_pseudo: take labels of the table that semigpc itself gave out or predicted.
     """
     path = existing(data, "The data to evaluate on")
     if path.suffix == ".npz":
         images = _from_arrays(run, path, labels)
+        notes: tuple[str, ...] = ()
     else:
-        images = _from_files(run, path, labels, follow_links)
+        listing = _list_files(
+            run, path, labels, follow_links=follow_links, trust_pseudo=trust_pseudo
+        )
+        images = _named_images(run, listing, labels or path)
+        notes = listing.notes
     occurring = set(images.labels.tolist())
     absent = [name for c, name in enumerate(run.class_names) if c not in occurring]
     if absent and not partial:
@@ -274,7 +283,7 @@ def images_to_evaluate(
             f"{len(occurring)}: none of {listed(absent)}. Add some, or use partial=True to "
             "evaluate on the classes that are there."
         )
-    return images
+    return images, notes
 
 
 def images_at(
@@ -331,22 +340,25 @@ def _unlabeled_arrays(path: Path) -> ImageSet:
     )
 
 
-def _from_files(run: LoadedRun, path: Path, labels: Path | None, follow_links: bool) -> ImageSet:
-    if labels is not None:
-        table = existing(labels, "The table of labels", path)
-        listing = from_table(table, path, follow_links=follow_links)
-    elif is_table(path):
-        listing = from_table(path, path.parent, follow_links=follow_links)
-    else:
-        # the sub-folder that was not a class in training either
-        data = run.experiment.data
-        unlabeled = data.unlabeled if isinstance(data, FolderConfig) else None
-        listing = class_folders(path, unlabeled=unlabeled, follow_links=follow_links)
+def _list_files(
+    run: LoadedRun, path: Path, labels: Path | None, *, follow_links: bool, trust_pseudo: bool
+) -> Listing:
+    """List the images of a table, or of class folders."""
+    if labels is not None or is_table(path):
+        table = path if labels is None else existing(labels, "The table of labels", path)
+        root = path.parent if labels is None else path
+        return from_table(table, root, follow_links=follow_links, trust_pseudo=trust_pseudo)
+    # the sub-folder that was not a class in training either
+    data = run.experiment.data
+    unlabeled = data.unlabeled if isinstance(data, FolderConfig) else None
+    return class_folders(path, unlabeled=unlabeled, follow_links=follow_links)
+
+
+def _named_images(run: LoadedRun, listing: Listing, place: Path) -> ImageSet:
+    """Return the labelled images of a listing, which was made of the table or folder ``place``."""
     named = {name: label for name, label in listing.labels.items() if label is not None}
     if not named:
-        raise DataError(
-            f"{labels or path} has no labelled image to evaluate on. Fill in the labels."
-        )
+        raise DataError(f"{place} has no labelled image to evaluate on. Fill in the labels.")
     numbers = _numbers(run, list(named.values()))
     return ImageSet(
         FileImages([listing.root / name for name in named], cache_bytes=0), numbers, list(named)

@@ -217,6 +217,7 @@ class TrainOptions:
     seed: int = 0
     ratio: float | None = None
     labels: Path | None = None
+    trust_pseudo: bool = False
     test: Path | None = None
     validation: str | None = None
     model: str | None = None
@@ -226,7 +227,15 @@ class TrainOptions:
 
     def for_own_data(self) -> list[str]:
         """Return the names of the options in use that apply to a user's own data only."""
-        own = ("labels", "test", "validation", "model", "image_size", "follow_links")
+        own = (
+            "labels",
+            "trust_pseudo",
+            "test",
+            "validation",
+            "model",
+            "image_size",
+            "follow_links",
+        )
         return [name for name in own if getattr(self, name) not in (None, False)]
 
 
@@ -350,6 +359,7 @@ def _folder(path: Path, options: TrainOptions) -> FolderConfig:
     return FolderConfig(
         root=str(path.resolve()),
         labels=None if options.labels is None else _absolute(options.labels),
+        trust_pseudo=options.trust_pseudo,
         test=None if options.test is None else _absolute(options.test),
         validation=validation,
         follow_links=options.follow_links,
