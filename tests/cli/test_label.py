@@ -106,7 +106,7 @@ def test_nothing_to_label_is_all_that_is_said_of_rows_that_all_have_labels(table
         assert untrue not in done.stdout
 
 
-@pytest.mark.parametrize("ending", ["csv", "parquet"])
+@pytest.mark.parametrize("ending", ["csv", pytest.param("parquet", marks=pytest.mark.slow)])
 def test_guesses_that_come_back_are_not_given_labels(table: Path, ending: str) -> None:
     first = json.loads(semigpc(*call(table, "--no-report --json")).stdout)
     own = table.parent / "out" / f"labels.{ending}"

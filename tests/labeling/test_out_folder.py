@@ -88,6 +88,8 @@ def test_files_made_from_other_labels_are_renamed_and_never_lost(tmp_path: Path)
     names = ("reviews.earlier-labels-1.jsonl", "reviews.earlier-labels-2.jsonl", "reviews.jsonl")
     assert kept == dict(zip(names, ("0", "1", "3"), strict=True))
     assert not list(tmp_path.glob("suggestions.earlier*")), "labels were read from it"
+    (tmp_path / "reviews.earlier-labels-1.jsonl").rename(tmp_path / "audit.json")
+    assert not out.derived.outdated(["audit.json"]), "renamed by hand, which says that it fits"
 
 
 def test_a_damaged_part_is_named(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ FollowLinks = Annotated[
 ]
 Jobs = Annotated[int, typer.Option("--jobs", metavar="N", min=1, help="Number of runs at a time.")]
 TRUST_PSEUDO = "--trust-pseudo"
-TRUST_PSEUDO_HELP = "Take guesses of semigpc in --labels for labels."
+TRUST_PSEUDO_HELP = "Take guesses of semigpc for labels."
 TrustPseudo = Annotated[bool, typer.Option(TRUST_PSEUDO, help=TRUST_PSEUDO_HELP)]
 Settings = Annotated[
     list[str] | None,

@@ -396,14 +396,16 @@ class DerivedFiles:
         return any((self.folder / _earlier_name(name, number)).exists() for name in DERIVED)
 
     def rename(self, new_names: Mapping[str, str]) -> None:
-        """Rename files, and their entries."""
-        if not new_names:
+        """Rename files and their entries; entries of files that do not exist are removed."""
+        if not new_names and not (self.folder / DIGESTS).exists():
             return
         with self._changing() as digests, writing(self.folder):
             for name, new_name in new_names.items():
                 (self.folder / name).rename(self.folder / new_name)
                 if name in digests:
                     digests[new_name] = digests.pop(name)
+            for name in [name for name in digests if not (self.folder / name).exists()]:
+                del digests[name]
 
     def claim(self, *names: str) -> list[str]:
         """Prepare to write files of the current labels, and return notes on earlier ones.
@@ -412,7 +414,8 @@ class DerivedFiles:
         """
         assert set(names) <= set(DERIVED)
         new_names = self.free_names(self.outdated(names))
-        self.rename(new_names)
+        if new_names:
+            self.rename(new_names)
         if any(self._read().get(name) != self.digest for name in names):
             with self._changing() as digests:
                 digests.update(dict.fromkeys(names, self.digest))
