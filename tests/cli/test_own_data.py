@@ -96,6 +96,23 @@ def test_predictions_are_written(trained: Trained, tmp_path: Path, ending: str) 
         assert 0 <= float(row["second_confidence"]) <= float(row["confidence"]) <= 1
 
 
+def test_guesses_of_semigpc_are_no_labels_for_any_verb(trained: Trained, tmp_path: Path) -> None:
+    predicted = tmp_path / "predicted.parquet"
+    assert semigpc("predict", trained.run, trained.photos, "--out", predicted).exit_code == 0
+    of_photos = (trained.photos, "--labels", predicted)
+    for verb in (("evaluate", trained.run, "--data"), ("train",), ("compare",)):
+        refused(*verb, *of_photos, code=2, words="guesses: no person gave them")
+    own = tmp_path / "own.csv"
+    rows = [f"{name[:2]}_00.png,{name},1,0,labelled" for name in CLASSES]
+    rows += [f"{name[:2]}_01.png,{name},0.9,0.1,pseudo" for name in CLASSES]
+    own.write_text("\n".join(["file_name,label,confidence,variance,status", *rows]) + "\n")
+    call = ("evaluate", trained.run, "--data", trained.photos, "--labels", own, "--json")
+    done = semigpc(*call)
+    assert json.loads(done.stdout)["heads"]["gp"]["n"] == 3
+    assert "guesses of semigpc: 3." in " ".join(done.stderr.split())
+    assert json.loads(semigpc(*call, "--trust-pseudo").stdout)["heads"]["gp"]["n"] == 6
+
+
 def test_few_predictions_are_shown_and_heads_differ(
     trained: Trained, monkeypatch: pytest.MonkeyPatch
 ) -> None:

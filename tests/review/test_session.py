@@ -454,6 +454,13 @@ def test_impossible_class_names_are_rejected(session: Session, name: str, words:
     assert session.history.steps == 0
 
 
+def test_a_whole_number_is_one_class_however_it_is_typed(session: Session) -> None:
+    first, second = rows_of(session)[:2]
+    session.correct(first, "7")
+    session.correct(second, " 7.0")
+    assert [session.card(row)["label"] for row in (first, second)] == ["7", "7"]
+
+
 def test_class_names_in_any_script_are_taken(session: Session) -> None:
     joined = ("\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645", "\U0001f469\u200d\U0001f52c")
     for name in (*joined, "=1+1", "[/b]"):

@@ -161,9 +161,11 @@ class Labeller:
                 guesses[row] = likeliest[row] = self._given[number]
                 confidence[row] = largest[row] = 1.0
                 status[row] = Status.LABELLED
+        labels = guesses.copy()
+        labels[~np.isin(status, GIVEN_OUT)] = None
         columns = [
             batch.ids,
-            np.where(np.isin(status, GIVEN_OUT), guesses, None).tolist(),
+            labels.tolist(),
             guesses.tolist(),
             confidence,
             likeliest.tolist(),
