@@ -84,8 +84,12 @@ def test_files_made_from_other_labels_are_renamed_and_never_lost(tmp_path: Path)
         out.derived.claim("reviews.jsonl", "audit.json")
         (tmp_path / "reviews.jsonl").write_text(f"{seed}")
         (tmp_path / "suggestions.csv").write_text("an input of the next labels")
+    (note,) = OutFolder(tmp_path, KEY | {"engine": "ray"}).rename_outdated(
+        [tmp_path / "suggestions.csv"]
+    )
+    assert "reviews.earlier-labels-3.jsonl" in note
     kept = {path.name: path.read_text() for path in tmp_path.glob("reviews*")}
-    names = ("reviews.earlier-labels-1.jsonl", "reviews.earlier-labels-2.jsonl", "reviews.jsonl")
+    names = [f"reviews.earlier-labels-{number}.jsonl" for number in (1, 2, 3)]
     assert kept == dict(zip(names, ("0", "1", "3"), strict=True))
     assert not list(tmp_path.glob("suggestions.earlier*")), "labels were read from it"
     (tmp_path / "reviews.earlier-labels-1.jsonl").rename(tmp_path / "audit.json")
