@@ -98,7 +98,7 @@ def test_what_differs_is_told_with_exit_code_1(tmp_path: Path) -> None:
     rows = [" ".join(line.split()) for line in done.stdout.splitlines()]
     assert "images that decode 405 407 - differs" in rows
     assert "test: images on disk 200 200 - ok" in rows
-    assert done.stdout.count("cannot be read: cannot identify image file") == 2
+    assert done.stdout.count("cannot be read: its content is not one of") == 2
     assert "figures differ or are missing" in done.stdout
     (folder / "test.txt").unlink()
     done = semigpc("data verify cub", tmp_path)

@@ -47,9 +47,11 @@ def test_embed_as_json_with_images_left_out(photos: Path, tmp_path: Path) -> Non
         "test_resnet",
         "float32",
     )
-    assert facts["bad"][0] == ["text00.jpg", "cannot identify image file"]
+    name, reason = facts["bad"][0]
+    assert name == "text00.jpg"
+    assert "is not one of BMP, GIF" in reason
     assert len(facts["bad"]) == 12
-    assert "skipped: text00.jpg: cannot identify image file\n" in done.stderr
+    assert f"skipped: text00.jpg: {reason}\n" in done.stderr
     assert f"skipped: 2 more, listed in {out}.bad.txt" in done.stderr
 
 
@@ -77,7 +79,7 @@ def test_embed_refuses_in_one_paragraph(photos: Path, tmp_path: Path) -> None:
         out,
         *TINY,
         code=1,
-        words="1 of 5 images cannot be read (text.jpg: cannot identify",
+        words="1 of 5 images cannot be read (text.jpg: its content is not one of",
     )
     semigpc("embed", photos, "--out", out, *TINY, "--skip-bad")
     refused(

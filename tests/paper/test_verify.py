@@ -239,7 +239,7 @@ def test_every_unreadable_image_is_listed(tmp_path: Path) -> None:
     assert (finding.found, finding.expected, finding.verdict) == (404, 407, "differs")
     assert len(found.unreadable) == 3
     for path in broken:
-        message = f"The image {path} cannot be read: cannot identify image file"
+        message = f"The image {path} cannot be read: its content is not one of"
         assert any(message in line for line in found.unreadable)
 
 

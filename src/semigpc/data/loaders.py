@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, InitVar, dataclass
 from multiprocessing import resource_tracker
@@ -17,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 from semigpc.data.augment import Augment, ViewSource, check_views
 from semigpc.data.dataset import ImageSet, Integers, Splits
 from semigpc.io.errors import DataError
-from semigpc.io.images import Images
+from semigpc.io.images import Images, RangeNote
 from semigpc.io.threads import cores, hold
 from semigpc.types import Batch, Labeled
 
@@ -403,8 +404,9 @@ def _start(loader: DataLoader[Item]) -> Iterator[Item]:
 
 
 def _prepare_worker(_worker: int) -> None:
-    """Use one thread, and end only on a SIGTERM from the main process."""
+    """Use one thread, print no notes, and end only on a SIGTERM from the main process."""
     hold(1)
+    warnings.simplefilter("ignore", RangeNote)
     if KNOWS_SENDER:
         threading.Thread(target=_wait_for_the_end, daemon=True).start()
     else:

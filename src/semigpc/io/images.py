@@ -1,10 +1,12 @@
 """Pools of images: arrays in memory, files, and members of a zip file."""
 
+import functools
 import io
 import os
 import re
 import shutil
 import struct
+import sys
 import tempfile
 import warnings
 import weakref
@@ -19,7 +21,7 @@ from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
 
 from semigpc.io.atomic import trouble
 from semigpc.io.errors import DataError, ImageError
@@ -31,6 +33,15 @@ GIGABYTE = 2**30
 # A JPEG is decoded at a fraction of its size while this many pixels a side are left for each that
 # the network sees.
 DRAFT_FACTOR = 2
+# Formats that are decoded, by Pillow's names, and by the content of a file, not by its name. Others
+# may start programs of this machine, as EPS starts Ghostscript.
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+BIT_DEPTHS = (8, 10, 12, 14, 16)  # of sensors whose values are stored in 16 bits
+FULL_RANGE = 2 ** (BIT_DEPTHS[-2] - 8)  # high byte of 16 from which all 16 bits are in use
+# Pillow's names for colours of 16 bits, by the order of their bytes (N: that of this machine). It
+# keeps the high byte of each, and with the name of the other order the low one.
+DEEP_COLOURS = re.compile(r"((?:RGB|RGBA|RGBX);16)([BLN])")
+OTHER_ORDER = {"B": "L", "L": "B", "N": "B" if sys.byteorder == "little" else "L"}
 MOST_PIXELS = 178_000_000  # of one image: 700 MB decoded; Pillow's own limit is a little higher
 MOST_BYTES = 8 * MOST_PIXELS  # of one image in a zip file: four channels of 16 bits, not compressed
 DECODING_ERRORS = (  # of Pillow
@@ -214,9 +225,22 @@ def read_image(
     with opened_image(path, content) as opened:
         if at_least is not None:
             opened.draft(None, (at_least, at_least))
-        opened.load()
-        ImageOps.exif_transpose(opened, in_place=True)  # a copy would take a tenth of the time
-        return _to_rgb(opened)
+        low_bytes = _low_bytes(opened)
+        image = _upright(opened)
+        if not low_bytes or max(high for _, high in image.getextrema()) >= FULL_RANGE:
+            return image
+    if content is not None:
+        content.seek(0)
+    with opened_image(path, content) as opened:
+        opened.tile = low_bytes  # type: ignore[attr-defined]
+        values = to_pixels(image).astype(np.uint16) << 8 | to_pixels(_upright(opened))
+    return to_image(_eight_bits(values))
+
+
+def _upright(opened: Image.Image) -> Image.Image:
+    opened.load()
+    ImageOps.exif_transpose(opened, in_place=True)  # a copy would take a tenth of the time
+    return _to_rgb(opened)
 
 
 def thumbnail(path: Path, size: int, quality: int = 85) -> bytes:
@@ -239,18 +263,14 @@ def opened_image(path: Path, content: IO[bytes] | None = None) -> Iterator[Image
     """Open an image and read its header; errors within the block become ImageErrors.
 
     Raises:
-        ImageError: it does not exist, is no regular file, has more than MOST_PIXELS, or cannot be
-            decoded.
+        ImageError: it does not exist, is no regular file, has more than MOST_PIXELS, is in none of
+            FORMATS, or cannot be decoded.
     """
     shown = printable(path)
     if content is None and (reason := trouble(path)) is not None:
         raise ImageError(f"The image {shown} cannot be read: {reason}.")
     try:
-        with warnings.catch_warnings():
-            # Our own limit is checked below.
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            opened = Image.open(path if content is None else content)
-        with opened:
+        with _opened(path if content is None else content) as opened:
             width, height = opened.size
             if width * height > MOST_PIXELS:
                 sides = f" ({width} x {height})"
@@ -272,6 +292,17 @@ def opened_image(path: Path, content: IO[bytes] | None = None) -> Iterator[Image
         ) from error
 
 
+def _opened(file: Path | IO[bytes]) -> Image.Image:
+    with warnings.catch_warnings():
+        # Our own limit is checked by the caller.
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+        try:
+            return Image.open(file, formats=FORMATS)
+        except UnidentifiedImageError:
+            known = ", ".join(FORMATS)
+            raise ValueError(f"its content is not one of {known}; convert it") from None
+
+
 def _too_large(pixels: int, sides: str = "") -> str:
     """Describe an image with too many pixels; the limit is ours or, if lower, Pillow's."""
     most = min(MOST_PIXELS, 2 * (Image.MAX_IMAGE_PIXELS or MOST_PIXELS))
@@ -286,10 +317,55 @@ def _to_rgb(image: Image.Image) -> Image.Image:
             "save it with 8 or 16 bits"
         )
     if image.mode.startswith("I;16"):  # Pillow would clip at 255 and turn nearly everything white
-        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
+        return Image.fromarray(_eight_bits(np.asarray(image))).convert("RGB")
     if "transparency" in image.info:
         image = image.convert("RGBA")
     return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def _low_bytes(opened: Image.Image) -> "list[ImageFile._Tile]":
+    """Return how to decode the low bytes of colours of 16 bits; nothing for other images."""
+    tiles = []
+    for tile in opened.tile if isinstance(opened, ImageFile.ImageFile) else ():
+        name, *others = (tile.args,) if isinstance(tile.args, str) else tile.args or ("",)
+        deep = DEEP_COLOURS.fullmatch(str(name))
+        if deep is None:
+            return []
+        low = deep[1] + OTHER_ORDER[deep[2]]
+        tiles.append(tile._replace(args=low if isinstance(tile.args, str) else (low, *others)))
+    return tiles
+
+
+class RangeNote(UserWarning):
+    """A note that images of 16 bits use fewer of them and were stretched."""
+
+
+def _eight_bits(values: NDArray[np.uint16]) -> Pixels:
+    """Return the 16-bit values of an image as bytes, by the bits that are in use.
+
+    Sensors of 8, 10, 12 or 14 bits store their values in 16-bit files as they are, so that 4095 may
+    be white. The smallest depth b of BIT_DEPTHS that holds the largest value of the image is taken
+    for the one in use, and a value v becomes the upper 8 of its b bits: v >> (b - 8). An image of
+    16 bits thus stays as it is, also a dark one, while its largest value is above a quarter of the
+    range (16 383). A darker one cannot be told from an image of 14 bits or fewer; a note says once
+    what was assumed.
+    """
+    largest = int(values.max(initial=0))
+    depth = next(bits for bits in BIT_DEPTHS if largest < 2**bits)
+    if largest and depth < BIT_DEPTHS[-1]:
+        _note_depth(depth)
+    return (values >> (depth - 8)).astype(np.uint8)
+
+
+@functools.cache
+def _note_depth(depth: int) -> None:
+    """Warn about a depth, once in this process."""
+    warnings.warn(
+        f"Some images of 16 bits use {depth} of them: no value is above {2**depth - 1}. They are "
+        f"read as images of {depth} bits; if they are meant to be dark, save them with 8.",
+        RangeNote,
+        stacklevel=2,
+    )
 
 
 def to_pixels(image: Image.Image) -> Pixels:

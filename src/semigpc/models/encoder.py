@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from semigpc.io.atomic import locked, remove_drafts, write_text, writing
 from semigpc.io.errors import DataError, ImageError, NotExportableError, SettingsError
-from semigpc.io.images import read_squares
+from semigpc.io.images import RangeNote, read_squares
 from semigpc.io.parts import MARK_BYTES, Folder, RowParts
 from semigpc.io.paths import EXTENSIONS, Bad, checked, sorted_images
 from semigpc.io.tables import EmbeddingTable, TableKey
@@ -550,6 +550,7 @@ def _embed(
     with warnings.catch_warnings(), using(granted()):
         # Pillow warns of defects in files that it can read; the filter holds for all threads.
         warnings.simplefilter("ignore")
+        warnings.simplefilter("always", RangeNote)
         note = encoder.accelerate(len(names), threads=1)
         batches = [names[i : i + config.batch] for i in range(0, len(names), config.batch)]
         began = time.perf_counter()
