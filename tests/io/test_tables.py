@@ -70,6 +70,39 @@ def test_dictionary_columns_are_read(tmp_path: Path) -> None:
     assert read_labels(path).labels == {"x": "cat", "y": None, "z": "cat"}
 
 
+DAYS_OF_YEAR_30000 = 10_237_829
+
+
+def write_dates(path: Path, days: int, kind: pyarrow.DataType) -> Path:
+    label = pyarrow.array([days, None], pyarrow.int64()).cast(kind)
+    parquet.write_table(pyarrow.table({"file_name": ["x", "y"], "label": label}), path)
+    return path
+
+
+def test_dates_that_python_cannot_represent_are_text(tmp_path: Path) -> None:
+    far = write_dates(tmp_path / "a.parquet", 10**15, pyarrow.timestamp("us"))
+    assert read_labels(far) == {"x": "2001-09-09 01:46:40.000000", "y": None}
+    days = pyarrow.array([DAYS_OF_YEAR_30000, None], pyarrow.date32())
+    parquet.write_table(pyarrow.table({"file_name": ["x", "y"], "label": days}), far)
+    assert str(read_labels(far)["x"]).startswith("30000-")
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        (10**18, pyarrow.timestamp("ms")),
+        (-(10**18), pyarrow.timestamp("ms")),
+        (10**18, pyarrow.timestamp("ms", "UTC")),
+        (0, pyarrow.timestamp("s", "Nowhere/City")),
+    ],
+)
+def test_dates_that_cannot_be_written_are_refused(
+    tmp_path: Path, value: int, kind: pyarrow.DataType
+) -> None:
+    with pytest.raises(DataError, match=r"out of range|timezone .*Nowhere"):
+        read_labels(write_dates(tmp_path / "a.parquet", value, kind))
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -227,17 +227,17 @@ def read_image(
             opened.draft(None, (at_least, at_least))
         low_bytes = _low_bytes(opened)
         image = _upright(opened)
-        if not low_bytes or max(high for _, high in image.getextrema()) >= FULL_RANGE:
+        if not low_bytes or to_pixels(image).max(initial=0) >= FULL_RANGE:
             return image
     if content is not None:
         content.seek(0)
     with opened_image(path, content) as opened:
-        opened.tile = low_bytes  # type: ignore[attr-defined]
-        values = to_pixels(image).astype(np.uint16) << 8 | to_pixels(_upright(opened))
-    return to_image(_eight_bits(values))
+        opened.tile = low_bytes
+        low = to_pixels(_upright(opened))
+    return to_image(_eight_bits(to_pixels(image).astype(np.uint16) * np.uint16(256) + low))
 
 
-def _upright(opened: Image.Image) -> Image.Image:
+def _upright(opened: ImageFile.ImageFile) -> Image.Image:
     opened.load()
     ImageOps.exif_transpose(opened, in_place=True)  # a copy would take a tenth of the time
     return _to_rgb(opened)
@@ -259,7 +259,7 @@ def thumbnail(path: Path, size: int, quality: int = 85) -> bytes:
 
 
 @contextmanager
-def opened_image(path: Path, content: IO[bytes] | None = None) -> Iterator[Image.Image]:
+def opened_image(path: Path, content: IO[bytes] | None = None) -> Iterator[ImageFile.ImageFile]:
     """Open an image and read its header; errors within the block become ImageErrors.
 
     Raises:
@@ -292,7 +292,7 @@ def opened_image(path: Path, content: IO[bytes] | None = None) -> Iterator[Image
         ) from error
 
 
-def _opened(file: Path | IO[bytes]) -> Image.Image:
+def _opened(file: Path | IO[bytes]) -> ImageFile.ImageFile:
     with warnings.catch_warnings():
         # Our own limit is checked by the caller.
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
@@ -323,10 +323,10 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     return image if image.mode == "RGB" else image.convert("RGB")
 
 
-def _low_bytes(opened: Image.Image) -> "list[ImageFile._Tile]":
+def _low_bytes(opened: ImageFile.ImageFile) -> "list[ImageFile._Tile]":
     """Return how to decode the low bytes of colours of 16 bits; nothing for other images."""
     tiles = []
-    for tile in opened.tile if isinstance(opened, ImageFile.ImageFile) else ():
+    for tile in opened.tile:
         name, *others = (tile.args,) if isinstance(tile.args, str) else tile.args or ("",)
         deep = DEEP_COLOURS.fullmatch(str(name))
         if deep is None:
@@ -353,16 +353,16 @@ def _eight_bits(values: NDArray[np.uint16]) -> Pixels:
     largest = int(values.max(initial=0))
     depth = next(bits for bits in BIT_DEPTHS if largest < 2**bits)
     if largest and depth < BIT_DEPTHS[-1]:
-        _note_depth(depth)
+        _note_range()
     return (values >> (depth - 8)).astype(np.uint8)
 
 
 @functools.cache
-def _note_depth(depth: int) -> None:
-    """Warn about a depth, once in this process."""
+def _note_range() -> None:
+    """Warn once in this process."""
     warnings.warn(
-        f"Some images of 16 bits use {depth} of them: no value is above {2**depth - 1}. They are "
-        f"read as images of {depth} bits; if they are meant to be dark, save them with 8.",
+        "Some images of 16 bits use 14, 12, 10 or 8 of them (no value is above 16383, 4095, 1023 "
+        "or 255) and are read as such. If they are meant to be dark, save them with 8 bits.",
         RangeNote,
         stacklevel=2,
     )
