@@ -3,15 +3,18 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow
 import pytest
+from numpy.typing import NDArray
 from pyarrow import parquet
 
 from semigpc.io.errors import DataError
 from semigpc.labeling.columns import ColumnOptions
 from semigpc.labeling.label import label_data
+from semigpc.labeling.source import open_source
 from tests.labeling.samples import (
     CLASSES,
     IDS,
@@ -22,6 +25,7 @@ from tests.labeling.samples import (
     list_column,
     settings,
     table_of,
+    write,
     write_labels,
 )
 
@@ -77,14 +81,64 @@ def test_classes_that_differ_only_in_case_or_spaces_are_noted(tmp_path: Path) ->
     assert "bee" not in note
 
 
-def test_constant_features_and_rows_that_are_all_alike(tmp_path: Path) -> None:
+def test_constant_features_and_some_rows_that_are_alike(tmp_path: Path) -> None:
     constant = np.concatenate([X, np.full((300, 2), 7, np.float32)], axis=1)
     constant[20:40] = constant[20]
     parquet.write_table(table_of(constant, IDS), tmp_path / "data.parquet")
     assert sum(label_data(settings(tmp_path))["statuses"].values()) == 300
-    parquet.write_table(table_of(np.ones((300, 3), np.float32), IDS), tmp_path / "same.parquet")
-    label_data(settings(tmp_path, data=tmp_path / "same.parquet", out=tmp_path / "same"))
-    assert np.isfinite(labels_of(tmp_path / "same").column("confidence").to_numpy()).all()
+
+
+WIDE = X.astype(np.float64)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv", "npz"])
+@pytest.mark.parametrize(
+    "x",
+    [WIDE + 1e8, WIDE + np.array([1e8, 0, 0, -1e12, 0, 0]), (WIDE * 1e6 + 1e14).astype(np.int64)],
+    ids=["offset", "two columns", "integers"],
+)
+def test_an_offset_takes_nothing_from_numbers_of_sixty_four_bits(
+    tmp_path: Path, x: NDArray[Any], kind: str
+) -> None:
+    plain = next(open_source(write(tmp_path, "parquet", X, IDS)).batches(300)).x
+    source = open_source(write(tmp_path, kind, x, IDS))
+    shifted = next(source.batches(300)).x
+    scale = 1e6 if x.dtype.kind == "i" else 1
+    for rows in (shifted, source.take(np.arange(300))):
+        distances = np.linalg.norm(rows[:50, None] - rows[None, 50:100], axis=2) / scale
+        expected = np.linalg.norm(plain[:50, None] - plain[None, 50:100], axis=2)
+        np.testing.assert_allclose(distances, expected, rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "x",
+    [WIDE + 1e8, X * np.float32(1e37), X * np.float32(1e-30)],
+    ids=["offset", "huge", "tiny"],
+)
+def test_the_size_of_numbers_does_not_matter(tmp_path: Path, x: NDArray[Any]) -> None:
+    parquet.write_table(table_of(x, IDS), tmp_path / "data.parquet")
+    summary = label_data(settings(tmp_path, report=False, target_precision=None))
+    assert summary["statuses"]["pseudo"] > 200
+    labels = labels_of(tmp_path / "out").column("label").to_pylist()
+    assert np.mean([label == truth for label, truth in zip(labels, TRUTH, strict=True)]) > 0.9
+
+
+@pytest.mark.parametrize(
+    ("x", "words"),
+    [
+        (np.ones((300, 3)), "all the same.* mean of 1 and a deviation of 0"),
+        ((X + 1e8).astype(np.float32), r"all the same.* mean of 1e\+08.* subtract it in float64"),
+        (WIDE * 1e-300, "largest is [0-9.]+e-300.* Multiply"),
+        (WIDE * 1e40, "finite in float32"),
+    ],
+    ids=["constant", "rounded", "vanishing", "infinite"],
+)
+def test_numbers_that_nothing_can_be_learned_from(
+    tmp_path: Path, x: NDArray[Any], words: str
+) -> None:
+    parquet.write_table(table_of(x, IDS), tmp_path / "data.parquet")
+    with pytest.raises(DataError, match=words):
+        label_data(settings(tmp_path))
 
 
 def test_all_labelled(tmp_path: Path) -> None:

@@ -86,6 +86,7 @@ def load(config: ArraysConfig, seed: int) -> Splits:
 def read_npz(path: Path, only: Collection[str] | None = None) -> dict[str, NDArray[Any]]:
     """Read the arrays of a file of ``numpy.savez`` by name, or ``only`` some of them.
 
+    Single values, which have no rows, are left out. Numbers get the byte order of this machine.
     Nothing is unpickled. The size that a header claims is compared with the bytes of the file
     before memory is allocated.
 
@@ -107,7 +108,8 @@ def read_npz(path: Path, only: Collection[str] | None = None) -> dict[str, NDArr
                     f"its arrays take {needed / 1e9:.1f} GB, more than the memory of this machine "
                     f"({memory / 1e9:.1f} GB)"
                 )
-            return {name: _read_array(file, member) for name, member in members.items()}
+            arrays = {name: _read_array(file, member) for name, member in members.items()}
+            return {name: array for name, array in arrays.items() if array.ndim}
     except FileNotFoundError as error:
         raise DataError(f"There is no file {path}. Check the path.") from error
     except NPZ_ERRORS as error:
@@ -127,13 +129,15 @@ def _read_array(file: zipfile.ZipFile, member: str) -> NDArray[Any]:
         shape, _, dtype = header(stream)
         claimed = math.prod(shape) * dtype.itemsize
         there = file.getinfo(member).file_size - stream.tell()
-    if claimed != there and not dtype.hasobject:
+    if dtype.hasobject:
+        raise ValueError(f"{member} holds Python objects, which are not unpickled")
+    if claimed != there:
         raise ValueError(
             f"{member} claims {claimed} bytes, {dtype} of shape {shape}, and it has {there}"
         )
     with file.open(member) as stream:
         array: NDArray[Any] = npy.read_array(stream, allow_pickle=False)
-    return array
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
 def splits_from_arrays(
@@ -166,7 +170,7 @@ def splits_from_arrays(
         validation: fraction of the labels to hold out, if there is no ``x_val``.
         seed: decides which.
     """
-    labeled, unlabeled = _labeled_and_unlabeled(x_labeled, y_labeled, x_unlabeled)
+    labeled, unlabeled = labeled_and_unlabeled(x_labeled, y_labeled, x_unlabeled)
     truth = np.full(len(unlabeled), -1) if y_unlabeled_truth is None else y_unlabeled_truth
     test = _image_set("test", x_test, y_test)
     held_out = _image_set("val", x_val, y_val)
@@ -188,9 +192,13 @@ def splits_from_arrays(
     )
 
 
-def _labeled_and_unlabeled(
-    x_labeled: NDArray[Any], y_labeled: NDArray[Any], x_unlabeled: NDArray[Any] | None
+def labeled_and_unlabeled(
+    x_labeled: NDArray[Any], y_labeled: NDArray[Any], x_unlabeled: NDArray[Any] | None = None
 ) -> tuple[ImageSet, ImageSet]:
+    """Return images with and without a label, as :func:`splits_from_arrays` takes them.
+
+    Both are named by their array and their row in it.
+    """
     labeled = _image_set("labeled", x_labeled, y_labeled)
     if labeled is None:
         raise DataError("x_labeled and y_labeled must be given.")
@@ -198,7 +206,7 @@ def _labeled_and_unlabeled(
         x_unlabeled = x_labeled[:0]
     bare = np.flatnonzero(labeled.labels < 0)
     if not len(bare):
-        return labeled, _named("unlabeled", x_unlabeled, np.full(len(x_unlabeled), -1))
+        return labeled, unlabeled_images(x_unlabeled)
     if len(x_unlabeled):
         raise DataError(
             f"{len(bare)} rows of y_labeled are -1, unlabelled, and x_unlabeled has "
@@ -207,9 +215,24 @@ def _labeled_and_unlabeled(
     return labeled.subset(np.flatnonzero(labeled.labels >= 0)), labeled.subset(bare)
 
 
-def _numbers(*parts: ImageSet | None) -> tuple[str, ...]:
-    """Return class names 0, 1, ... up to the largest label."""
-    largest = max(int(part.labels.max(initial=-1)) for part in parts if part is not None)
+def unlabeled_images(x_unlabeled: NDArray[Any]) -> ImageSet:
+    """Return images without labels, named by their array and their row in it."""
+    return _named("unlabeled", x_unlabeled, np.full(len(x_unlabeled), -1))
+
+
+def _numbers(labeled: ImageSet, *others: ImageSet | None) -> tuple[str, ...]:
+    """Return class names 0, 1, ... up to the largest label.
+
+    Raises:
+        DataError: there are more than labelled images, and each class needs one.
+    """
+    parts = [part for part in (labeled, *others) if part is not None]
+    largest = max(int(part.labels.max(initial=-1)) for part in parts)
+    if largest >= len(labeled) > 0:
+        raise DataError(
+            f"Every class from 0 on needs a labelled image; got the label {largest} and "
+            f"{len(labeled)} labelled images. Number the classes without gaps."
+        )
     return tuple(str(c) for c in range(largest + 1))
 
 

@@ -83,7 +83,9 @@ def integers(values: NDArray[Any], name: str) -> Integers:
         raise DataError(
             f"{name} must be a vector of integers; got {array.dtype} of shape {array.shape}."
         )
-    return array.astype(np.int64)
+    if array.size and array.max() > np.iinfo(np.int64).max:
+        raise DataError(f"{name} must be below 2**63; got {array.max()}. Number them from 0.")
+    return array.astype(np.int64) if array.size else np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

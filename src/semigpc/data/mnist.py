@@ -118,9 +118,9 @@ def _read_idx(folder: Path, name: str) -> NDArray[np.uint8]:
 
 
 def _image_set(part: str, pixels: NDArray[Any], labels: NDArray[Any], root: str) -> ImageSet:
-    digits = set(np.unique(labels))
     are_integers = labels.shape == pixels.shape[:1] and labels.dtype.kind in "iu"
-    if not are_integers or digits != set(range(len(CLASS_NAMES))):
+    digits = set(np.unique(labels).tolist()) if are_integers else set()
+    if digits != set(range(len(CLASS_NAMES))):
         raise DataError(
             f"The {part} labels of MNIST must be one digit for each of {len(pixels)} images, and "
             f"every digit must occur; {root} has {labels.dtype} labels of shape {labels.shape}, "

@@ -15,11 +15,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from semigpc.gp.certainty import class_scales
+from semigpc.io.errors import DataError
 
 Floats = NDArray[np.float32]
+Doubles = NDArray[np.float64]
 Integers = NDArray[np.int64]
 SCALINGS = ("none", "unit", "centered", "standard", "rank")
 KNOTS = 257  # quantiles from which ranks are computed
+# Deviation over mean below which the mean of a column is subtracted before rounding: float32 has 24
+# bits, and at least 12 of them are to be left for the deviation.
+OFFSET_RATIO = 2.0**-12
 Z95 = 1.959963984540054  # normal quantile of a two-sided 95% interval
 
 
@@ -115,6 +120,46 @@ class LeftOutLabels(NamedTuple):
 # From rows to points ----------------------------------------------------------------------------
 
 
+def centre_of(rows: NDArray[Any]) -> Doubles | None:
+    """Return what to subtract from the columns before rows are rounded to float32. O(n D).
+
+    A column whose values are nearly equal in float32, such as 1e8 + noise, would lose in rounding
+    what tells rows apart. Its mean is subtracted in the precision of the rows; distances stay as
+    they are. Other columns have 0 here.
+
+    Args:
+        rows: (n, D) of any type, a sample; those that are not finite are ignored.
+
+    Returns:
+        (D,), or None if nothing is to be subtracted or float32 holds all values of that type.
+
+    Raises:
+        DataError: all numbers are too small for float32.
+    """
+    if np.can_cast(rows.dtype, np.float32):
+        return None
+    wide = rows[np.isfinite(rows).all(axis=1)].astype(np.float64)
+    largest = np.abs(wide).max(initial=0)
+    if 0 < largest < np.finfo(np.float32).tiny:
+        raise DataError(
+            f"Rows must hold numbers that float32 can represent; the largest is {largest:.3g}, "
+            "which it rounds to 0. Multiply all of them by one number, so that it is about 1."
+        )
+    if not len(wide):
+        return None
+    with np.errstate(over="ignore", invalid="ignore"):
+        mean = wide.mean(axis=0)
+        deviation = wide.std(axis=0)
+        is_far = (deviation > 0) & (deviation < OFFSET_RATIO * np.abs(mean))
+    return np.where(is_far, mean, 0.0) if is_far.any() else None
+
+
+def rounded(rows: NDArray[Any], centre: Doubles | None) -> Floats:
+    """Return rows (M, D) minus ``centre`` (D,) as float32; infinity beyond its range."""
+    with np.errstate(over="ignore"):
+        return np.asarray(rows if centre is None else rows - centre, np.float32)
+
+
 @dataclass(frozen=True)
 class Scaling:
     """A named sequence of fitted transformers.
@@ -140,6 +185,20 @@ class Scaling:
         for step in self.steps if len(points) else ():  # scikit-learn's reject empty arrays
             points = step.transform(points)
         return torch.from_numpy(points)
+
+
+class UnitRows:
+    """Rows divided by their lengths.
+
+    These are computed in float64, since squares in float32 overflow from 1e19 on and vanish below
+    1e-23.
+    """
+
+    def transform(self, X: Floats) -> Floats:
+        """Return rows (M, D) of length 1; a row of zeros stays. O(M D)."""
+        lengths = np.sqrt(np.einsum("ij,ij->i", X, X, dtype=np.float64))
+        lengths[lengths == 0] = 1
+        return np.divide(X, lengths[:, None], out=np.empty_like(X), casting="same_kind")
 
 
 class GaussianRanks:

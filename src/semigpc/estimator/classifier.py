@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from scipy import sparse
 from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils import assert_all_finite
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 from torch import Tensor
@@ -23,14 +24,17 @@ from semigpc.estimator.answers import (
     Integers,
     LeftOutLabels,
     Status,
+    centre_of,
     left_out_scores,
+    rounded,
 )
-from semigpc.estimator.fitting import FitOptions, fit_memory
+from semigpc.estimator.fitting import STATISTICS_ROWS, FitOptions, fit_memory
 from semigpc.estimator.memory import Memory, row_numbers
 from semigpc.estimator.posterior import Scored
 from semigpc.io.tables import label_text
 from semigpc.io.threads import suited_to
 
+PRECISIONS = (np.float64, np.float32)  # of rows that are taken as they are, until they are centred
 SCORED_ROWS = 16_384  # at a time, to bound memory
 
 
@@ -145,7 +149,9 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _fit(self, X: Any, y: Any, classes: Any, rows: Any, *, transduce: bool = True) -> Self:
         options = FitOptions.of(self.get_params())
-        X = validate_data(self, X, dtype=np.float32)
+        X = validate_data(self, X, dtype=PRECISIONS)
+        self._centre = centre_of(X[:: -(-len(X) // STATISTICS_ROWS)])
+        X = self._rounded(X)
         codes, self.classes_ = read_targets(y, None if classes is None else np.unique(classes))
         numbers = row_numbers(rows, len(X))
         if len(codes) != len(X):
@@ -203,7 +209,7 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """
         if not hasattr(self, "classes_"):
             return self._fit(X, y, classes, rows)
-        X = validate_data(self, X, dtype=np.float32, reset=False)
+        X = self._checked(X)
         codes, known = read_targets(
             y, self.classes_ if classes is None else np.union1d(self.classes_, classes)
         )
@@ -480,7 +486,11 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _checked(self, X: Any) -> Floats:
         check_is_fitted(self)
-        rows: Floats = validate_data(self, X, dtype=np.float32, reset=False)
+        return self._rounded(validate_data(self, X, dtype=PRECISIONS, reset=False))
+
+    def _rounded(self, X: NDArray[Any]) -> Floats:
+        rows = rounded(X, self._centre)
+        assert_all_finite(rows, input_name="X")
         return rows
 
     def _scored(

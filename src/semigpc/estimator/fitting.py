@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.special import gammaln
-from sklearn.preprocessing import Normalizer, StandardScaler
+from sklearn.preprocessing import StandardScaler
 from sklearn.utils import gen_batches
 from torch import Tensor
 
@@ -22,6 +22,7 @@ from semigpc.estimator.answers import (
     GaussianRanks,
     Integers,
     Scaling,
+    UnitRows,
     left_out_scores,
 )
 from semigpc.estimator.memory import Memory
@@ -420,8 +421,8 @@ def fit_scalings(X: NDArray[Any], name: str = "auto", *, labels: int = 0) -> dic
         names = ("unit", "centered", "standard", "rank") if labels >= ENOUGH_LABELS else names
     steps = {
         "none": (),
-        "unit": (Normalizer(),),
-        "centered": (centering, Normalizer(copy=False)),
+        "unit": (UnitRows(),),
+        "centered": (centering, UnitRows()),
         "standard": (standard,),
     }
     return {one: Scaling(one, (_fit_ranks(X),) if one == "rank" else steps[one]) for one in names}

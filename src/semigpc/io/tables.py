@@ -18,6 +18,7 @@ from semigpc.io.text import from_spreadsheet_cell, listed, printable
 
 if TYPE_CHECKING:
     import numpy as np
+    import pyarrow
     from numpy.typing import NDArray
 
 COLUMNS = ("file_name", "label")
@@ -26,6 +27,11 @@ METADATA = b"semigpc"  # key of our facts in the metadata of a Parquet file
 NO_LABEL = re.compile(r"-1(\.0*)?|nan|", re.IGNORECASE)  # text that counts as no label
 WHOLE = re.compile(r"(0|-?[1-9][0-9]*)\.0*")  # a whole number, written as a float
 LONGEST_LABEL = 1000  # characters; a longer text is not a name but another column
+# In a unit of Arrow's dates and times.
+SECONDS = {"date32[day]": 86400.0, "date64[ms]": 1e-3, "s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+FARTHEST_DATE = 9.5e11  # seconds before or after 1970 that Arrow can write; its years have 16 bits
+# Errors of values that Python cannot represent: dates, and time zones.
+NOT_IN_PYTHON = (OverflowError, LookupError)
 
 # Tables that semigpc writes are known by their columns, also after others were added.
 LABELS_COLUMNS = frozenset(("label", "confidence", "variance", "status"))  # labels.*, reviewed.*
@@ -195,7 +201,32 @@ def _parquet_rows(path: Path, choose: Choose) -> Iterator[tuple[Any, ...]]:
         )
         # Before any value is read: damaged offsets point outside of the buffers.
         table.validate(full=True)
-    yield from zip(*(table.column(name).to_pylist() for name in columns), strict=True)
+        names, labels = (plain_values(table.column(name)) for name in columns)
+    yield from zip(names, labels, strict=True)
+
+
+def plain_values(column: "pyarrow.Array | pyarrow.ChunkedArray") -> list[Any]:
+    """Return the values of a column; dates and times as text.
+
+    Python's have neither nanoseconds nor the year 10000.
+
+    Raises:
+        ValueError: a date is beyond FARTHEST_DATE.
+    """
+    import pyarrow
+    from pyarrow import compute, types
+
+    kind = column.type
+    if types.is_date(kind) or types.is_timestamp(kind):
+        unit = str(kind.unit) if types.is_timestamp(kind) else str(kind)
+        number = pyarrow.int32() if types.is_date32(kind) else pyarrow.int64()
+        extremes = compute.min_max(compute.cast(column, number)).as_py().values()
+        if any(abs(value or 0) * SECONDS[unit] > FARTHEST_DATE for value in extremes):
+            raise ValueError("a date is out of range, the years -28 000 to 32 000")
+    if types.is_temporal(kind):
+        column = compute.cast(column, pyarrow.string())
+    values: list[Any] = column.to_pylist()
+    return values
 
 
 @contextmanager
@@ -207,7 +238,7 @@ def _readable(path: Path, remedy: str) -> Iterator[None]:
         yield
     except DataError:
         raise
-    except (pyarrow.ArrowException, OSError, ValueError) as error:
+    except (pyarrow.ArrowException, OSError, ValueError, *NOT_IN_PYTHON) as error:
         reason = " ".join(str(error).split())[:300].rstrip(".")
         raise DataError(f"{path} cannot be read as Parquet: {reason}. {remedy}") from error
 

@@ -1,8 +1,9 @@
 """Columns of ids, embeddings and labels: which ones a table has, and their values.
 
 Embeddings are one column of lists, all of one length, or many columns of numbers. Numbers of any
-type become float32: an empty cell becomes NaN and a value beyond the range becomes infinity, which
-the first pass over the data reports. Labels stand in the data or in a table of their own.
+type become float32, or float64 where they are to be centred first: an empty cell becomes NaN and a
+value beyond the range becomes infinity, which the first pass over the data reports. Labels stand in
+the data or in a table of their own.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +20,15 @@ from pydantic import ConfigDict, with_config
 
 from semigpc.io.errors import DataError
 from semigpc.io.paths import checked
-from semigpc.io.tables import SUFFIXES, LabelTable, as_label, is_table, path_below, read_label_rows
+from semigpc.io.tables import (
+    SUFFIXES,
+    LabelTable,
+    as_label,
+    is_table,
+    path_below,
+    plain_values,
+    read_label_rows,
+)
 from semigpc.io.text import listed, similar_names
 
 WILDCARDS = "*?["  # any of these makes a feature name a pattern
@@ -28,6 +37,7 @@ LABEL = "label"  # usual column of labels
 NAMES_IN_MESSAGE = 8  # columns that a message lists
 
 Floats = NDArray[np.float32]
+AnyFloats = NDArray[np.float32 | np.float64]
 
 
 @with_config(ConfigDict(extra="forbid"))
@@ -207,6 +217,12 @@ def _is_number(kind: pyarrow.DataType) -> bool:
     return any(check(kind) for check in checks)
 
 
+def fits_float32(kind: pyarrow.DataType) -> bool:
+    """Return whether float32 holds every number of a column of numbers or lists exactly."""
+    short = (types.is_boolean, types.is_int8, types.is_int16, types.is_uint8, types.is_uint16)
+    return any(check(_value_type(kind)) for check in (*short, types.is_float16, types.is_float32))
+
+
 # Values -------------------------------------------------------------------------------------------
 
 
@@ -225,19 +241,19 @@ def ids_of(column: pyarrow.Array) -> list[str | None]:
 
 def labels_of(column: pyarrow.Array, path: object) -> list[str | None]:
     """Return labels as text, None where there is none."""
-    if types.is_temporal(column.type):  # Python's dates have neither nanoseconds nor the year 10000
-        column = compute.cast(column, pyarrow.string())
-    return [as_label(value, path) for value in column.to_pylist()]
+    return [as_label(value, path) for value in plain_values(column)]
 
 
-def floats_of(column: pyarrow.Array) -> Floats:
-    """Return numbers (n,) as float32, NaN where there are none."""
-    numbers = compute.cast(column, pyarrow.float32(), safe=False)
+def floats_of(column: pyarrow.Array, precision: np.dtype[Any]) -> AnyFloats:
+    """Return numbers (n,) as float32 or float64, NaN where there are none."""
+    numbers = compute.cast(column, pyarrow.from_numpy_dtype(precision), safe=False)
     values: NDArray[Any] = numbers.to_numpy(zero_copy_only=False)
-    return values.astype(np.float32, copy=False)
+    return values.astype(precision, copy=False)
 
 
-def matrix_of(column: pyarrow.Array, width: int, place: Callable[[int], str]) -> Floats:
+def matrix_of(
+    column: pyarrow.Array, width: int, precision: np.dtype[Any], place: Callable[[int], str]
+) -> AnyFloats:
     """Return lists as rows (n, ``width``), NaN where there is none.
 
     Raises:
@@ -253,9 +269,9 @@ def matrix_of(column: pyarrow.Array, width: int, place: Callable[[int], str]) ->
             f"All embeddings must be equally long; {place(int(wrong[0]))} has {lengths[wrong[0]]} "
             f"values, and the first has {width}. Correct or remove it."
         )
-    rows = np.full((len(column), width), np.nan, dtype=np.float32)
+    rows = np.full((len(column), width), np.nan, dtype=precision)
     values = column.flatten()  # without what null lists may hold
-    rows[~missing] = floats_of(values).reshape(-1, width)
+    rows[~missing] = floats_of(values, precision).reshape(-1, width)
     return rows
 
 

@@ -47,6 +47,7 @@ from semigpc.labeling.scan import (
     Progress,
     Scan,
     check_classes,
+    check_spread,
     scan,
     silent,
 )
@@ -393,9 +394,10 @@ def fit(gathered: Scan, settings: LabelSettings) -> tuple[SemiGPClassifier, list
     )
     labels = np.array([*gathered.labels, *[None] * len(gathered.sample)], dtype=object)
     rows = np.concatenate([gathered.labelled, gathered.sample])
+    x = np.concatenate([gathered.x, gathered.sample_x])
+    check_spread(x, settings.data)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
-        x = np.concatenate([gathered.x, gathered.sample_x])
         model.fit(x, labels, rows=rows, transduce=False)
     notes = [str(each.message) for each in caught if issubclass(each.category, UserWarning)]
     if model.engine_ != "exact":

@@ -24,6 +24,7 @@ from semigpc.labeling.source import RowBatch, Rows, TableSource
 
 SAMPLE = 20_000  # unlabelled rows that the estimator is fitted on
 ROWS_IN_MESSAGE = 3
+SPREAD_ROWS = 8192  # from which it is seen whether rows differ
 
 Mask = NDArray[np.bool_]
 # Called with the stage, how much of it is done, and of how much if that is known. With 0 done of 0,
@@ -133,6 +134,21 @@ def check_classes(labels: Sequence[str], where: object) -> None:
             f"All labels of {where} are {classes[0]!r}; at least two classes are needed. "
             "Label a few rows of another class."
         )
+
+
+def check_spread(x: Floats, where: object) -> None:
+    """Raise a DataError if rows (n, D) do not differ by more than float32 resolves."""
+    rows = x[:: -(-len(x) // SPREAD_ROWS)]
+    mean = rows.mean(axis=0, dtype=np.float64)
+    deviation = rows.std(axis=0, dtype=np.float64)
+    if len(rows) < 2 or (deviation > np.finfo(np.float32).eps * np.abs(mean)).any():
+        return
+    widest = int(deviation.argmax())
+    raise DataError(
+        f"The embeddings of {where} are all the same, as far as float32 can tell: the column that "
+        f"varies most has a mean of {mean[widest]:.6g} and a deviation of {deviation[widest]:.2g}. "
+        "Check what computed them. If they share an offset, subtract it in float64 before saving."
+    )
 
 
 class Gathered:

@@ -19,16 +19,20 @@ from numpy.typing import NDArray
 from pyarrow import compute, csv, fs, ipc, parquet
 
 from semigpc.data.arrays import read_npz
+from semigpc.estimator.answers import Doubles, centre_of, rounded
 from semigpc.io.errors import DataError
 from semigpc.io.paths import checked, reject_bad, sorted_images, unusable
+from semigpc.io.tables import NOT_IN_PYTHON
 from semigpc.io.text import printable
 from semigpc.labeling.columns import (
+    AnyFloats,
     ColumnOptions,
     Columns,
     Floats,
     UsualColumns,
     check_types,
     choose,
+    fits_float32,
     floats_of,
     ids_of,
     labels_of,
@@ -41,9 +45,9 @@ READ_ROWS = 8192  # read from a file at a time; batches are put together from th
 PARQUET_BUFFER_BYTES = 2**20
 CSV_BLOCK_BYTES = 2**24  # parsed at a time; no row may be longer
 REASON_LENGTH = 300  # characters of pyarrow's message that ours repeats
+NPZ_KINDS = "biufUSmM"  # of NumPy types: booleans, numbers, text, dates and times
 ROW_NUMBER = "id"  # name of the ids where there is no column of ids
-# OverflowError and LookupError: dates and time zones that Python cannot represent.
-UNREADABLE = (pyarrow.ArrowException, OSError, ValueError, OverflowError, LookupError)
+UNREADABLE = (pyarrow.ArrowException, OSError, ValueError, *NOT_IN_PYTHON)
 
 Rows = NDArray[np.int64]
 NumberedBatches = Iterator[tuple[int, pyarrow.RecordBatch]]  # each with the number of its first row
@@ -218,7 +222,7 @@ class CsvTable(TableFile):
         types = dict.fromkeys(columns.names, pyarrow.string())  # so that an id of 007 stays one
         for name in columns.features:
             kind = self.schema.field(name).type
-            types[name] = kind if pyarrow.types.is_boolean(kind) else pyarrow.float32()
+            types[name] = kind if pyarrow.types.is_boolean(kind) else pyarrow.float64()
         first = 0
         errors = readable(self.path, "CSV", self._advice, self.schema.names)
         with errors, self._open(types, list(types)) as reader:
@@ -257,7 +261,10 @@ class NpzTable(TableFile):
             raise DataError(
                 f"The arrays of {path} must be equally long; {lengths}. Remove the others."
             )
-        columns = {name: _npz_column(values) for name, values in arrays.items()}
+        columns = {}
+        for name, values in arrays.items():
+            with readable(path, "NPZ", f"Correct or remove the array {name!r}."):
+                columns[name] = _npz_column(values)
         self._batch = pyarrow.RecordBatch.from_pydict(columns)
         self.schema = self._batch.schema
         self.rows = self._batch.num_rows
@@ -267,12 +274,29 @@ class NpzTable(TableFile):
 
 
 def _npz_column(values: NDArray[Any]) -> pyarrow.Array:
-    """Return a vector as a column, and a matrix as a column of lists; numbers are not copied."""
+    """Return a vector as a column, and a matrix as a column of lists; numbers are not copied.
+
+    Numbers longer than float64 are rounded to it. Dates and times become NumPy's text, since Arrow
+    has fewer units of them.
+
+    Raises:
+        ValueError: they are neither numbers nor text, or there are no columns.
+    """
+    kind = values.dtype.kind
+    if kind not in NPZ_KINDS:
+        raise ValueError(f"{values.dtype} is neither real numbers nor text")
     if values.ndim == 2:
-        flat = pyarrow.array(values.ravel())
-        return pyarrow.FixedSizeListArray.from_arrays(flat, values.shape[1])
-    if values.dtype.kind == "S":
-        return pyarrow.array([value.decode("utf-8", "replace") for value in values.tolist()])
+        if not values.shape[1]:
+            raise ValueError(f"an array of shape {values.shape} has no columns")
+        return pyarrow.FixedSizeListArray.from_arrays(_npz_column(values.ravel()), values.shape[1])
+    if kind == "S":
+        text = [value.decode("utf-8", "replace") for value in values.tolist()]
+        return pyarrow.array(text, pyarrow.string())
+    if kind in "mM":
+        return pyarrow.array(values.astype(np.str_), pyarrow.string(), mask=np.isnat(values))
+    if kind == "f" and values.dtype.itemsize > np.dtype(np.float64).itemsize:
+        with np.errstate(over="ignore"):  # infinity is reported with its row
+            values = values.astype(np.float64)
     return pyarrow.array(values)
 
 
@@ -360,6 +384,10 @@ def _shards(folder: Path, *, follow_links: bool) -> list[Path]:
 class TableSource:
     """The rows of one or more tables with the same columns, one table after the other.
 
+    Embeddings are float32. Where a column of longer numbers has a large offset, it is subtracted
+    first: :func:`semigpc.estimator.answers.centre_of` the first rows, so that it is the same every
+    time that the data are opened.
+
     Attributes:
         tables, files: the tables and their paths. columns: those that are read. width: D.
         id_name: name of the ids. has_ids, has_labels: whether there is such a column.
@@ -382,6 +410,7 @@ class TableSource:
         self.rows = sum(known) if len(known) == len(tables) else None
         self.starts = np.cumsum([0, *known])
         self.width = self._find_width()
+        self._centre = self._find_centre()
 
     def _check_shard(self, table: TableFile) -> None:
         """Raise a DataError if a further table lacks a column of the first, or has other types."""
@@ -403,6 +432,17 @@ class TableSource:
                 if length:
                     return int(length)
         raise DataError(f"{self.files[0]} has no rows with an embedding: nothing to label.")
+
+    def _find_centre(self) -> Doubles | None:
+        first = self.tables[0]
+        if all(fits_float32(first.schema.field(name).type) for name in self.columns.features):
+            return None
+        for start, record in first.batches(self._features, READ_ROWS):
+            try:
+                return centre_of(self._numbers(0, start, record, np.dtype(np.float64)))
+            except DataError as error:
+                raise DataError(f"{first.path}: {error}") from error
+        return None
 
     def batches(self, size: int) -> Iterator[RowBatch]:
         """Yield all rows in order, ``size`` at a time, however the files are divided."""
@@ -474,9 +514,15 @@ class TableSource:
         return RowBatch(first, ids, self._values(number, start, record), labels)
 
     def _values(self, number: int, start: int, record: pyarrow.RecordBatch) -> Floats:
+        precision = np.dtype(np.float32 if self._centre is None else np.float64)
+        return rounded(self._numbers(number, start, record, precision), self._centre)
+
+    def _numbers(
+        self, number: int, start: int, record: pyarrow.RecordBatch, precision: np.dtype[Any]
+    ) -> AnyFloats:
         if not self.columns.as_list:
-            values = [floats_of(record.column(name)) for name in self.columns.features]
+            values = [floats_of(record.column(name), precision) for name in self.columns.features]
             return np.stack(values, axis=1)
         first = int(self.starts[number]) + start
         column = record.column(self.columns.features[0])
-        return matrix_of(column, self.width, lambda row: self.place(first + row))
+        return matrix_of(column, self.width, precision, lambda row: self.place(first + row))

@@ -18,7 +18,7 @@ from semigpc.data import (
     ImageSet,
     ViewSource,
 )
-from semigpc.data.arrays import read_npz
+from semigpc.data.arrays import labeled_and_unlabeled, read_npz, unlabeled_images
 from semigpc.data.folder import FolderConfig, Listing, class_folders, from_table
 from semigpc.data.loaders import worker_count
 from semigpc.io.errors import DataError, RunError, SettingsError
@@ -326,18 +326,14 @@ def images_at(
 def _unlabeled_arrays(path: Path) -> ImageSet:
     """Return x_unlabeled of a file, or else the images whose label is -1."""
     arrays = read_npz(path, ("x_unlabeled", "x_labeled", "y_labeled"))
-    name = "x_unlabeled"
-    images = arrays.get("x_unlabeled")
-    rows = np.arange(0 if images is None else len(images))
-    if not len(rows) and {"x_labeled", "y_labeled"} <= arrays.keys():
-        name = "x_labeled"
-        images = arrays[name]
-        rows = np.flatnonzero(arrays["y_labeled"] == -1)
-    if images is None or not len(rows):
-        raise DataError(f"{path} has no unlabelled images, in x_unlabeled or with -1 in y_labeled.")
-    return ImageSet(
-        ArrayImages(images), np.full(len(rows), -1), [f"{name}/{row}" for row in rows], rows
-    )
+    x_unlabeled = arrays.get("x_unlabeled")
+    if x_unlabeled is not None and len(x_unlabeled):
+        return unlabeled_images(x_unlabeled)
+    if {"x_labeled", "y_labeled"} <= arrays.keys():
+        _, images = labeled_and_unlabeled(arrays["x_labeled"], arrays["y_labeled"])
+        if len(images):
+            return images
+    raise DataError(f"{path} has no unlabelled images, in x_unlabeled or with -1 in y_labeled.")
 
 
 def _list_files(
