@@ -67,6 +67,9 @@ def test_embed_refuses_in_one_paragraph(photos: Path, tmp_path: Path) -> None:
         code=2,
         words="unknown model 'resnte18'; did you mean",
     )
+    (tmp_path / "bad.safetensors").write_bytes(bytes(100))
+    weights = ("--model test_resnet --image-size 32 --pretrained", tmp_path / "bad.safetensors")
+    refused("embed", photos, "--out", out, *weights, code=2, words="is not a weight file")
     (tmp_path / "empty").mkdir()
     refused(
         "embed", tmp_path / "empty", "--out", out, *TINY, code=2, words="There are no images below"

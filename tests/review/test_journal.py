@@ -73,6 +73,7 @@ def test_a_last_line_without_its_newline_is_kept(path: Path) -> None:
             '{"step": 2, "time": "", "action": "skip", "changes": [{"id": "a"}]}\n',
             r"changes\[0\]\.before is missing",
         ),
+        (entry(2, "b", "tit").line().replace("tit", r"\ud800"), r"UTF-8, which has no \\ud800"),
         (entry(2, "b", "-1.0").line(), r"changes\[0\]\.after .* '-1.0'"),
     ],
 )

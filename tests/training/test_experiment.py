@@ -223,6 +223,10 @@ def test_configs_of_another_kind_are_refused() -> None:
             {"steps": 10**400},
             r"train\.steps must be a number of at most 1e\+300 in size; got 10000",
         ),
+        ("train", {"threads": 10**30}, r"train\.threads must be .*at most 2\*\*63 - 1.*; got 1000"),
+        ("train", {"threads": 10**6}, "threads must be at most 1024; got 1000000"),
+        ("train", {"workers": 10**6}, "workers must be at most 1024; got 1000000"),
+        ("seed", 10**30, r"seed must be a number of at most 2\*\*63 - 1 .*; got 1000"),
         (
             "train",
             {"optimizer": ["sgd"]},

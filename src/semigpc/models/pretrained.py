@@ -202,15 +202,15 @@ def resize_positions(positions: Tensor, n_tokens: int, *, n_prefix: int = 1) -> 
 
 
 def _read(path: Path) -> Mapping[str, object]:
-    if path.suffix == ".safetensors":
-        from safetensors.torch import load_file
-
-        return load_file(path)
     try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return load_file(path)
         contents = torch.load(path, map_location="cpu", weights_only=True)
     except OSError:
         raise
-    except Exception as error:  # bytes that are no pickle raise errors of many classes
+    except Exception as error:  # bytes of another kind raise errors of many classes
         raise ValueError(_unreadable(path, error)) from error
     if not isinstance(contents, Mapping):
         raise ValueError(

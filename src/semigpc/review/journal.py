@@ -21,6 +21,7 @@ from semigpc.io.atomic import Positive, Share, parse, shown, validated, writing
 from semigpc.io.errors import DataError, FileError
 from semigpc.io.paths import checked
 from semigpc.io.tables import label_text
+from semigpc.io.text import printable
 
 NAME = "reviews.jsonl"
 START_OVER = "or move the file away to start over"
@@ -159,6 +160,11 @@ class ReviewJournal:
 
 
 def _check(entry: Entry) -> None:
+    try:
+        entry.line().encode()
+    except UnicodeEncodeError as error:  # half of a character that takes two
+        half = printable(error.object[error.start])
+        raise ValueError(f"its texts must be UTF-8, which has no {half}") from error
     for number, change in enumerate(entry.changes):
         if change.after is not None and label_text(change.after) is None:
             raise ValueError(

@@ -32,6 +32,8 @@ ROOMS: dict[str, Mapping[str, Any]] = {
 }  # the parts of an experiment that are chosen by name
 CHOICES = "choices"  # in the metadata of a field that is chosen by name: the table of its choices
 LARGEST_SETTING = 1e300  # in size; larger numbers overflow as soon as they are used
+LARGEST_WHOLE = 2**63 - 1  # the same for whole numbers, which become 64-bit integers
+MOST_THREADS = 1024  # more would take memory for their stacks and no machine has the cores
 
 Precision = Literal["32-true", "64-true", "16-mixed", "bf16-mixed"]
 
@@ -96,6 +98,9 @@ class TrainConfig:
             not_negative=("weight_decay", "warmup_steps", "clip_norm", "workers", "threads"),
             at_least_one=("steps", *intervals, "labeled_batch", "unlabeled_ratio", "eval_batch"),
         )
+        for name, count in (("workers", self.workers or 0), ("threads", self.threads)):
+            if count > MOST_THREADS:
+                raise SettingsError(f"{name} must be at most {MOST_THREADS}; got {count}.")
         if not 0 < self.layer_decay <= 1:
             raise SettingsError(f"layer_decay must lie in (0, 1]; got {self.layer_decay}.")
 
@@ -390,13 +395,11 @@ def _leaf(hint: Any, value: Any, where: str) -> Any:
         raise _removed(f"{where}={value}")
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if is_number and not abs(value) <= LARGEST_SETTING:
-        raise SettingsError(
-            f"{where} must be a number of at most {LARGEST_SETTING:g} in size; got {value!r:.80}."
-        )
+        raise _too_large(where, f"{LARGEST_SETTING:g}", value)
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     try:
-        return _adapter(hint).validate_json(json.dumps(value))
+        leaf = _adapter(hint).validate_json(json.dumps(value))
     except ValidationError as error:
         if is_number:
             with suppress(ValidationError):
@@ -411,6 +414,13 @@ def _leaf(hint: Any, value: Any, where: str) -> Any:
             message = f"{where} must be {', or '.join(rules)}; got {shown(value)}."
             raise SettingsError(message) from error
         raise SettingsError(f"{problem(error, where)}.") from error
+    if isinstance(leaf, int) and abs(leaf) > LARGEST_WHOLE:
+        raise _too_large(where, "2**63 - 1", leaf)
+    return leaf
+
+
+def _too_large(where: str, most: str, value: float) -> SettingsError:
+    return SettingsError(f"{where} must be a number of at most {most} in size; got {value!r:.80}.")
 
 
 @functools.cache
