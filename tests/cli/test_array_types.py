@@ -24,7 +24,9 @@ def check(*arguments: str | Path) -> None:
 )
 def test_label(tmp_path: Path, kind: str, part: str) -> None:
     parts = {"x": ROWS, "y": LABELS, "ids": np.arange(24)}
-    np.savez(tmp_path / "data.npz", **(parts | {part: of_type(parts[part], kind)}))
+    np.savez(
+        tmp_path / "data.npz", allow_pickle=True, **(parts | {part: of_type(parts[part], kind)})
+    )
     check("label", tmp_path / "data.npz", "--out", tmp_path / "out", "--no-report")
 
 
@@ -40,10 +42,12 @@ def test_train_and_predict(tmp_path: Path, trained: Trained, kind: str, part: st
         "x_unlabeled": pixels[12:],
         "y_unlabeled_truth": LABELS[:12],
     }
-    np.savez(tmp_path / "data.npz", **(parts | {part: of_type(parts[part], kind)}))
+    np.savez(
+        tmp_path / "data.npz", allow_pickle=True, **(parts | {part: of_type(parts[part], kind)})
+    )
     check("train", tmp_path / "data.npz", "--out", tmp_path / "run", OPTIONS)
     bare = {"x_labeled": pixels, "y_labeled": LABELS}
     if part in bare:
         bare[part] = of_type(bare[part], kind)
-    np.savez(tmp_path / "new.npz", **bare)
+    np.savez(tmp_path / "new.npz", allow_pickle=True, **bare)
     check("predict", trained.run, tmp_path / "new.npz")

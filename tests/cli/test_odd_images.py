@@ -45,8 +45,8 @@ def test_embed_names_all_bad_images_and_skips_them_if_told_to(tmp_path: Path) ->
 
 def test_label_does_the_same(tmp_path: Path) -> None:
     photos = write_odd(tmp_path / "photos")
-    command = ("label", photos, "--labels", labels_of(tmp_path), "--out", tmp_path / "out")
-    command += ("--model test_resnet --pretrained none",)
+    network = "--model test_resnet --pretrained none"
+    command = ("label", photos, "--labels", labels_of(tmp_path), "--out", tmp_path / "out", network)
     done = semigpc(*command)
     assert done.exit_code == 1
     assert f"{len(BAD)} of {len(BAD) + len(GOOD)} images cannot be read" in done.stderr

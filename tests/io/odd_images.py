@@ -43,7 +43,8 @@ def saved(image: Image.Image, kind: str, **options: Any) -> bytes:
 
 def in_sixteen(bits: int, image: Image.Image = GREY) -> NDArray[np.uint16]:
     """Return values of ``bits`` bits in 16: white is 2^bits - 1."""
-    return (np.asarray(image).astype(np.uint32) * (2**bits - 1) // 255).astype(np.uint16)
+    values = np.asarray(image, np.uint32) * (2**bits - 1) // 255
+    return np.asarray(values, np.uint16)
 
 
 def sixteen_bit_png(values: NDArray[np.uint16]) -> bytes:

@@ -16,7 +16,7 @@ PARTS: dict[str, NDArray[Any]] = {"x": ROWS, "y": LABELS, "ids": np.arange(24)}
 
 
 def read(path: Path, **arrays: NDArray[Any]) -> RowBatch:
-    np.savez(path, **(PARTS | arrays))
+    np.savez(path, allow_pickle=True, **(PARTS | arrays))
     return next(open_source(path).batches(100))
 
 

@@ -198,7 +198,9 @@ class UnitRows:
         """Return rows (M, D) of length 1; a row of zeros stays. O(M D)."""
         lengths = np.sqrt(np.einsum("ij,ij->i", X, X, dtype=np.float64))
         lengths[lengths == 0] = 1
-        return np.divide(X, lengths[:, None], out=np.empty_like(X), casting="same_kind")
+        points = np.empty_like(X)
+        np.divide(X, lengths[:, None], out=points, casting="same_kind")
+        return points
 
 
 class GaussianRanks:
