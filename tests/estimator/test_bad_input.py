@@ -90,3 +90,26 @@ def test_classes_to_explain_must_be_known() -> None:
     with pytest.raises(ValueError, match="classes must be among classes_; 9 is not"):
         model.explain(X[:2], classes=[0, 9])
     assert (model.explain(X[:2], classes=2).codes == 2).all()
+
+
+def test_an_offset_takes_nothing_from_rows_of_float64() -> None:
+    X, codes, truth = blobs()
+    wide = X.astype(np.float64)
+    far = wide + 1e8
+    model = SemiGPClassifier(self_training=False).fit(far, codes)
+    assert (model.predict(far) == truth).mean() > 0.9
+    model.partial_fit(far[:3], truth[:3], rows=np.arange(3))
+    assert (model.predict(far[:3]) == truth[:3]).all()
+    with pytest.raises(ValueError, match=r"largest is .*e-299.* Multiply"):
+        SemiGPClassifier().fit(wide * 1e-300, codes)
+    with pytest.raises(ValueError, match="infinity or a value too large"):
+        SemiGPClassifier().fit(wide * 1e60, codes)
+
+
+@pytest.mark.parametrize("scaling", ["unit", "centered", "standard", "rank"])
+@pytest.mark.parametrize("factor", [1e37, 1e-30])
+def test_the_size_of_numbers_does_not_matter(scaling: str, factor: float) -> None:
+    X, codes, truth = blobs()
+    rows = X / np.abs(X).max() * np.float32(factor)
+    model = SemiGPClassifier(scaling=scaling, self_training=False).fit(rows, codes)
+    assert (model.predict(rows) == truth).mean() > 0.9

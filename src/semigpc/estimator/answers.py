@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from sklearn import config_context
 from torch import Tensor
 
 from semigpc.gp.certainty import class_scales
@@ -182,8 +183,9 @@ class Scaling:
         A row that is 0 after centring stays 0.
         """
         points = np.require(X, np.float32, "W")  # torch has no read-only tensors
-        for step in self.steps if len(points) else ():  # scikit-learn's reject empty arrays
-            points = step.transform(points)
+        with config_context(assume_finite=True):  # which was checked
+            for step in self.steps if len(points) else ():  # scikit-learn's reject empty arrays
+                points = step.transform(points)
         return torch.from_numpy(points)
 
 

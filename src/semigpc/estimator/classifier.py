@@ -149,7 +149,7 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _fit(self, X: Any, y: Any, classes: Any, rows: Any, *, transduce: bool = True) -> Self:
         options = FitOptions.of(self.get_params())
-        X = validate_data(self, X, dtype=PRECISIONS)
+        X = self._validated(X, reset=True)
         self._centre = centre_of(X[:: -(-len(X) // STATISTICS_ROWS)])
         X = self._rounded(X)
         codes, self.classes_ = read_targets(y, None if classes is None else np.unique(classes))
@@ -486,11 +486,18 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _checked(self, X: Any) -> Floats:
         check_is_fitted(self)
-        return self._rounded(validate_data(self, X, dtype=PRECISIONS, reset=False))
+        return self._rounded(self._validated(X, reset=False))
+
+    def _validated(self, X: Any, *, reset: bool) -> NDArray[Any]:
+        # scikit-learn adds all numbers up to find infinity, and the sum of huge ones is not finite.
+        with np.errstate(invalid="ignore"):
+            rows: NDArray[Any] = validate_data(self, X, dtype=PRECISIONS, reset=reset)
+        return rows
 
     def _rounded(self, X: NDArray[Any]) -> Floats:
         rows = rounded(X, self._centre)
-        assert_all_finite(rows, input_name="X")
+        with np.errstate(invalid="ignore"):
+            assert_all_finite(rows, input_name="X")
         return rows
 
     def _scored(

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.special import gammaln
+from sklearn import config_context
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils import gen_batches
 from torch import Tensor
@@ -408,8 +409,9 @@ def fit_scalings(X: NDArray[Any], name: str = "auto", *, labels: int = 0) -> dic
     some columns have much larger units than others, so the table is one of unlike quantities.
     """
     standard = StandardScaler()
-    for batch in gen_batches(len(X), STATISTICS_ROWS):
-        standard.partial_fit(X[batch])
+    with config_context(assume_finite=True):  # which was checked
+        for batch in gen_batches(len(X), STATISTICS_ROWS):
+            standard.partial_fit(X[batch])
     centering = copy(standard).set_params(with_std=False)
     is_constant = np.sqrt(standard.var_) <= CONSTANT_RATIO * np.abs(standard.mean_)
     standard.scale_ = np.where(is_constant, np.inf, standard.scale_)
