@@ -54,7 +54,7 @@ def make_folder(
 
 
 def write_table(path: Path, rows: list[tuple[str, str]]) -> None:
-    with path.open("w", newline="") as file:
+    with path.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([("file_name", "label"), *rows])
 
 

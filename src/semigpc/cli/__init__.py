@@ -21,7 +21,7 @@ from semigpc.cli.list import list_command
 from semigpc.cli.predict import predict
 from semigpc.cli.review import review
 from semigpc.cli.suggest import suggest
-from semigpc.cli.tables import say
+from semigpc.cli.tables import make_tolerant, say
 from semigpc.cli.train import train
 from semigpc.io.text import printable
 
@@ -109,5 +109,6 @@ _show_warning = warnings.showwarning
 
 def main() -> None:
     """Entry point."""
+    make_tolerant()
     warnings.showwarning = _note
     app()

@@ -16,6 +16,7 @@ import inspect
 import re
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
@@ -84,6 +85,7 @@ def reported(verb: str) -> Callable[[Verb], Verb]:
         @functools.wraps(function)
         def wrapper(*arguments: Any, context: typer.Context, debug: bool, **options: Any) -> None:
             try:
+                _check_current_folder()
                 function(*arguments, **options)
             except (Exception, KeyboardInterrupt) as error:
                 if _belongs_to_typer(error):
@@ -113,6 +115,17 @@ def reported(verb: str) -> Callable[[Verb], Verb]:
         return wrapper  # type: ignore[return-value]
 
     return decorate
+
+
+def _check_current_folder() -> None:
+    """Raise a DataError if it was deleted: loading torch would then end in a fatal error of MKL."""
+    try:
+        Path.cwd()
+    except OSError as error:
+        raise DataError(
+            f"The current folder cannot be used: {error.strerror}. Change to another one (cd) and "
+            "run the command there."
+        ) from error
 
 
 def as_options(message: str, context: typer.Context) -> str:

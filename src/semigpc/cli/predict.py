@@ -77,7 +77,7 @@ def predict(
     skipped: list[tuple[str, str]] | None = [] if skip_bad else None
     images = images_at(paths, follow_links=follow_links, skipped=skipped)
     for name, reason in skipped or ():
-        typer.echo(f"skipped: {name}: {reason}", err=True)
+        say(f"skipped: {name}: {reason}", err=True)
     if skip_bad:
         images = _readable(images)
     register_data_sets()

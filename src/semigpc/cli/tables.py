@@ -1,13 +1,21 @@
-"""How verbs print: lines, tables, and text from outside.
+"""How verbs print: streams, lines, tables, and text from outside.
 
 Names of classes, files and columns may contain anything. They reach the terminal only through
 :func:`say` or :func:`verbatim`.
+
+No verb fails because its text cannot be shown. A character that a stream cannot encode is printed
+as a question mark, and on standard error, where the exact name of a file matters, as an escape
+code. When the reader of a pipe is gone, as after ``| head -1``, the rest is dropped and the verb
+continues, so that no work is lost and the exit code is the verb's own. ``--json`` is ASCII.
 """
 
+import io
+import os
+import sys
 from collections.abc import Iterable, Mapping
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
 
-import typer
 from rich import box
 from rich.table import Table
 from rich.text import Text
@@ -15,13 +23,43 @@ from rich.text import Text
 from semigpc.io.text import printable
 from semigpc.report.wording import mean_and_spread, points
 
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
 HEADS = {"linear": "linear", "gp": "GP"}
 NUMBER = ">"  # before the heading of a column of numbers
 
 
+def make_tolerant() -> None:
+    """Replace the standard streams by ones on which printing does not fail."""
+    sys.stdout = _tolerant(sys.stdout, "replace")
+    sys.stderr = _tolerant(sys.stderr, "backslashreplace")
+
+
+def _tolerant(stream: TextIO | None, errors: str) -> TextIO:
+    if stream is None:  # closed by the caller, as by >&-
+        return Path(os.devnull).open("w", encoding="utf-8")
+    assert isinstance(stream, io.TextIOWrapper)
+    stream.reconfigure(errors=errors)
+    if stream.isatty():  # no pipe
+        return stream
+    output = io.BufferedWriter(_Output(stream.fileno(), "wb", closefd=False))
+    return io.TextIOWrapper(output, stream.encoding, errors, line_buffering=True)
+
+
+class _Output(io.FileIO):
+    """A file descriptor that drops what is written after the reader of its pipe has gone."""
+
+    def write(self, content: "ReadableBuffer", /) -> int:
+        try:
+            return super().write(content)
+        except BrokenPipeError:
+            return memoryview(content).nbytes
+
+
 def say(line: str, *, err: bool = False) -> None:
     """Print one line; characters that could control the terminal are shown as escape codes."""
-    typer.echo(printable(line), err=err)
+    print(printable(line), file=sys.stderr if err else sys.stdout, flush=True)
 
 
 def verbatim(text: object) -> Text:
