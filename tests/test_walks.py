@@ -178,7 +178,7 @@ def test_one_answer(tmp_path: Path) -> None:
     walk = Walk()
     session = open_session(make_labelled(tmp_path))
     address = "http://127.0.0.1:1234/a-secret/"
-    with walk.watching(), client.TestClient(make_app(session, "a-secret"), address) as page:
+    with walk.watching(), client.TestClient(make_app(session, "a-secret", 1234), address) as page:
         card = page.post("api/cards", json={}).json()["cards"][0]
         other = next(name for name in ("circle", "square") if name != card["label"])
         walk.active = True

@@ -84,12 +84,13 @@ def served_here(out: Path) -> Iterator[str]:
     from semigpc.review.app import make_app
 
     session = open_session(out)
-    app = make_app(session, "token")
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", lifespan="off"))
     with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        app = make_app(session, "token", port)
+        server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", lifespan="off"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}/token/"
+        yield f"http://127.0.0.1:{port}/token/"
         server.should_exit = True
         thread.join()
     session.close()

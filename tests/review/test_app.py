@@ -19,7 +19,8 @@ from semigpc.review import app  # noqa: E402
 from semigpc.review.app import MOST_BYTES, Thumbnails, make_app  # noqa: E402
 
 TOKEN = "a-secret"
-HOST = "http://127.0.0.1:1234"
+PORT = 1234
+HOST = f"http://127.0.0.1:{PORT}"
 LOADED = ("app.js", "page.css", "cards.css", "dialogs.css", "icons.svg", "icon.svg")
 
 
@@ -27,7 +28,8 @@ LOADED = ("app.js", "page.css", "cards.css", "dialogs.css", "icons.svg", "icon.s
 def client(session: Session) -> Iterator[Any]:
     options = {"follow_redirects": False, "raise_server_exceptions": False}
     address = f"{HOST}/{TOKEN}/"
-    with starlette.TestClient(make_app(session, TOKEN), base_url=address, **options) as client:
+    guarded = make_app(session, TOKEN, PORT)
+    with starlette.TestClient(guarded, base_url=address, **options) as client:
         yield client
 
 
@@ -71,13 +73,44 @@ def test_the_token_alone_leads_to_the_page(client: Any) -> None:
     assert (response.status_code, response.headers["location"]) == (307, f"/{TOKEN}/")
 
 
-def test_another_host_is_refused_so_that_no_name_can_be_pointed_here(client: Any) -> None:
-    others = ("evil.example", "evil.example:1234", "127.0.0.1.evil.example")
-    for host in (*others, "", "[::1]", "localhost@evil"):
+OTHER_HOSTS = (
+    *("evil.example", "evil.example:1234", "127.0.0.1.evil.example:1234", "", "10.0.0.1:1234"),
+    *("user:pw@localhost:1234", "localhost:1234@evil", "localhost:1234#x", "localhost:1234/x"),
+    *("localhost:1234, evil.com", "localhost, evil.com", "localhost:1234 evil", "localhost."),
+    *("localhost", "127.0.0.1", "[::1]", "localhost:", "localhost:80", "localhost:99999"),
+    *("localhost:01234", "localhost:+1234", "[::1]:1235", "[::1", "[", "::1:1234"),
+)
+OTHER_ORIGINS = (
+    *("http://evil.example", "https://127.0.0.1:1234", "http://localhost:1234", ""),
+    "http://127.0.0.1:8888",  # another server of this machine
+    "null",  # a file, or a frame without rights
+)
+
+
+def test_only_this_machine_with_the_port_of_the_server_is_a_host(client: Any) -> None:
+    for host in OTHER_HOSTS:
         refused = client.get("api/about", headers={"host": host})
         assert refused.status_code == 403, host
-        assert "127.0.0.1 and localhost" in refused.text
-    assert client.get("api/about", headers={"host": "localhost:1234"}).status_code == 200
+        assert "localhost:1234" in refused.text
+        assert "same port" in refused.text
+    for name in ("127.0.0.1", "localhost", "[::1]", "LocalHost"):
+        headers = {"host": f"{name}:{PORT}"}
+        assert client.get("api/about", headers=headers).status_code == 200, name
+
+
+def test_only_port_80_may_be_left_out(session: Session) -> None:
+    with starlette.TestClient(make_app(session, TOKEN, 80)) as client:
+        for host, status in (("localhost", 200), ("localhost:80", 200), ("localhost:1234", 403)):
+            response = client.get(f"/{TOKEN}/api/about", headers={"host": host})
+            assert response.status_code == status, host
+
+
+def test_a_request_from_another_page_is_refused(client: Any) -> None:
+    for origin in OTHER_ORIGINS:
+        assert client.post("api/cards", json={}, headers={"origin": origin}).status_code == 403
+        twice = [("origin", HOST), ("origin", origin)]
+        assert client.get("api/about", headers=twice).status_code == 403, origin
+    assert client.post("api/cards", json={}, headers={"origin": HOST}).status_code == 200
 
 
 def test_every_response_has_the_headers_that_keep_others_out(client: Any) -> None:

@@ -17,7 +17,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
-from urllib.parse import urlsplit
 
 import uvicorn
 from h11 import LocalProtocolError
@@ -47,7 +46,8 @@ from semigpc.review.session import (
 )
 
 HOST = "127.0.0.1"
-HOSTS = (HOST, "localhost")
+HOSTS = (HOST, "localhost", "[::1]")  # all by which a browser of this machine may know it
+HTTP_PORT = 80  # which browsers leave out
 IDLE_SECONDS = 1.5  # without an answer, before rows that are not on the screen are scored again
 PAUSE_SECONDS = 0.02  # between two pieces of that work, so that requests are served meanwhile
 SHUTDOWN_SECONDS = 2
@@ -78,7 +78,10 @@ WRONG_TOKEN = (
     "that has ended.\n\nCopy the whole address that `semigpc review` printed, or start it again. "
     "Nothing that you reviewed is lost.\n"
 )
-WRONG_HOST = "This server answers to 127.0.0.1 and localhost only.\n"
+WRONG_HOST = (
+    "This server is only for its own page, at 127.0.0.1:{port} or localhost:{port}. A tunnel must "
+    "have the same port at both ends.\n"
+)
 
 # Serving ------------------------------------------------------------------------------------------
 
@@ -104,10 +107,11 @@ def serve(session: Session, *, port: int = 0, ready: Callable[[str], None]) -> N
         raise DataError(
             f"port={port} of {HOST} cannot be used: {reason}. Choose another, or port=0 for any."
         ) from error
+    own_port = listener.getsockname()[1]
     # The same parser on every machine, whatever else is installed there. It is silent: a request
     # that is not HTTP gets a response of 400, and the application prints its own errors.
     config = uvicorn.Config(
-        make_app(session, token),
+        make_app(session, token, own_port),
         http="h11",
         ws="none",
         lifespan="off",
@@ -120,7 +124,7 @@ def serve(session: Session, *, port: int = 0, ready: Callable[[str], None]) -> N
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         worker.start()
-        ready(f"http://{HOST}:{listener.getsockname()[1]}/{token}/")
+        ready(f"http://{HOST}:{own_port}/{token}/")
         uvicorn.Server(config).run(sockets=[listener])
     except KeyboardInterrupt:
         pass
@@ -208,8 +212,8 @@ class About(TypedDict):
 Respond = Callable[[Any], Reply | Exported]
 
 
-def make_app(session: Session, token: str) -> ASGIApp:
-    """Return the whole application, behind its guard."""
+def make_app(session: Session, token: str, port: int) -> ASGIApp:
+    """Return the whole application, behind its guard; ``port`` is the one that it is served on."""
     thumbnails = Thumbnails(session.project)
     paths = [path for path in STATIC.iterdir() if path.suffix in MEDIA_TYPES]
     files = {path.name: path.read_bytes() for path in paths}
@@ -250,7 +254,7 @@ def make_app(session: Session, token: str) -> ASGIApp:
     ]
     for name, (form, respond) in _questions(session).items():
         routes.append(Route(f"/api/{name}", _endpoint(session, form, respond), methods=["POST"]))
-    return Guard(Starlette(routes=routes, exception_handlers=HANDLERS), token)
+    return Guard(Starlette(routes=routes, exception_handlers=HANDLERS), token, port)
 
 
 def _questions(session: Session) -> dict[str, tuple[type[View], Respond]]:
@@ -365,19 +369,26 @@ HANDLERS = {HTTPException: _refuse, ClientDisconnect: _give_up, Exception: _repo
 
 
 class Guard:
-    """Pass a request on if it names this machine as its host and its path begins with the token.
+    """Pass a request on if it names this server as its host, comes from no other page, and its path
+    begins with the token.
 
-    The host is checked because a page from elsewhere could have its own name point here. The token
+    The host is checked because a page from elsewhere could have its own name point here. It is
+    compared as text and never parsed, so that nothing can be read in two ways. The token
     is removed from the path; it is part of every relative address that the page loads.
 
     Args:
         app: the application behind it.
         token: the secret.
+        port: of the server.
     """
 
-    def __init__(self, app: ASGIApp, token: str) -> None:
+    def __init__(self, app: ASGIApp, token: str, port: int) -> None:
         self.app = app
         self.token = token
+        self.port = port
+        self.hosts = {f"{name}:{port}" for name in HOSTS}
+        if port == HTTP_PORT:
+            self.hosts.update(HOSTS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
@@ -398,8 +409,8 @@ class Guard:
                 await send(message)
 
         token, slash, rest = scope["path"].removeprefix("/").partition("/")
-        if _host_name(Headers(scope=scope).get("host", "")) not in HOSTS:
-            app: ASGIApp = PlainTextResponse(WRONG_HOST, 403)
+        if not self._is_own(Headers(scope=scope)):
+            app: ASGIApp = PlainTextResponse(WRONG_HOST.format(port=self.port), 403)
         elif not secrets.compare_digest(token.encode(), self.token.encode()):
             app = PlainTextResponse(WRONG_TOKEN, 403)
         else:
@@ -407,13 +418,11 @@ class Guard:
         behind = {**scope, "path": f"/{rest}", "raw_path": f"/{rest}".encode()}
         await app(behind, receive, send_with_headers)
 
-
-def _host_name(host: str) -> str | None:
-    """Return the host without its port; None if it is malformed."""
-    try:
-        return urlsplit(f"//{host}").hostname
-    except ValueError:  # a bracket that is not closed, for example
-        return None
+    def _is_own(self, headers: Headers) -> bool:
+        """Return whether a request names this server, and no other page as its origin."""
+        host = headers.get("host", "").lower()
+        origins = {origin.lower() for origin in headers.getlist("origin")}
+        return host in self.hosts and origins <= {f"http://{host}"}
 
 
 # Images -------------------------------------------------------------------------------------------
