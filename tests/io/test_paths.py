@@ -2,6 +2,7 @@
 
 import os
 import socket
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from semigpc.data.folder import class_folders, from_table
 from semigpc.io.atomic import trouble
 from semigpc.io.errors import DataError, ImageError, RunError
 from semigpc.io.images import read_image, zipped_images
-from semigpc.io.paths import existing, images_below, sorted_images
+from semigpc.io.paths import existing, images_below, sorted_images, unusable
 from semigpc.io.tables import read_labels
 from semigpc.labeling.columns import read_label_table
 from semigpc.labeling.source import open_source
@@ -202,6 +203,16 @@ def test_names_that_are_not_utf8_are_refused_and_can_be_printed(photos: Path) ->
         images_at([photos / "ant" / f"{LATIN}.png"])
     with pytest.raises(ImageError, match=r"latin\\udce9.png cannot be read"):
         read_image(photos / "ant" / f"{LATIN}.png")
+
+
+def test_a_name_is_not_blamed_for_an_environment_that_is_not_utf8(
+    photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (photos / "ant" / "0.png").rename(photos / "ant" / f"{LATIN}.png")
+    monkeypatch.setattr(sys, "getfilesystemencoding", lambda: "ascii")
+    with pytest.raises(DataError, match=r"latin\\udce9.png: .*ascii.*PYTHONUTF8=1"):
+        images_below(photos)
+    assert "PYTHONUTF8=1" in str(unusable(photos, f"ant/{LATIN}2.png"))
 
 
 @pytest.mark.parametrize("name", READERS)

@@ -168,6 +168,9 @@ def trouble(path: Path) -> str | None:
         str(path).encode()
         mode = path.stat().st_mode
     except UnicodeEncodeError:
+        encoding = sys.getfilesystemencoding()
+        if encoding != "utf-8":  # the name may well be right
+            return f"names of files are read as {encoding} here; set PYTHONUTF8=1"
         return "its name is not UTF-8; rename it"
     except (OSError, ValueError):  # opening it gives the error; ValueError: a NUL in the name
         return None

@@ -134,7 +134,7 @@ def unusable(root: Path, name: str, *, follow_links: bool = False) -> str | None
     path = root / name
     try:
         if not path.exists():
-            return NOT_THERE
+            return trouble(path) or NOT_THERE
         outside = None if follow_links else leads_out(path, root)
         return outside or trouble(path) or (None if path.is_file() else "it is a folder")
     except (OSError, ValueError):  # a name that no file can have, such as one with 300 letters
