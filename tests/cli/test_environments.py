@@ -120,8 +120,12 @@ def run(root: Path, command: str, environment: Environment) -> tuple[int, str, s
     os.close(writer)
     shown = read_all(reader) if environment.terminal else b""
     stdout, stderr = process.communicate(timeout=PATIENCE)
-    texts = (stdout or shown, stderr or b"")
-    return process.returncode, *(text.decode(environment.encoding) for text in texts)
+    encoding = environment.encoding
+    return (
+        process.returncode,
+        (stdout or shown).decode(encoding),
+        (stderr or b"").decode(encoding),
+    )
 
 
 def read_all(terminal: int) -> bytes:
@@ -171,3 +175,13 @@ def test_a_deleted_current_folder_is_an_error_and_not_a_crash(tmp_path: Path) ->
     assert done.returncode == 2, done.stderr
     check_paragraph(done.stderr, "list", "current folder")
     assert "(cd)" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_output_that_is_lost_to_a_full_disk_is_an_error_without_a_traceback() -> None:
+    command = (sys.executable, "-m", "semigpc", "list", "recipes")
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1, done.stderr
+    check_paragraph(done.stderr, "list", "No space left")

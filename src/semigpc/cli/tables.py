@@ -48,13 +48,22 @@ def _tolerant(stream: TextIO | None, errors: str) -> TextIO:
 
 
 class _Output(io.FileIO):
-    """A file descriptor that drops what is written after the reader of its pipe has gone."""
+    """A file descriptor that drops what is written after the reader of its pipe has gone.
+
+    Any other failure, such as a full disk, is raised once, and not again when Python exits.
+    """
+
+    failed = False
 
     def write(self, content: "ReadableBuffer", /) -> int:
-        try:
-            return super().write(content)
-        except BrokenPipeError:
-            return memoryview(content).nbytes
+        if not self.failed:
+            try:
+                return super().write(content)
+            except OSError as error:
+                self.failed = True
+                if not isinstance(error, BrokenPipeError):
+                    raise
+        return memoryview(content).nbytes
 
 
 def say(line: str, *, err: bool = False) -> None:
