@@ -184,18 +184,18 @@ def test_a_sentence_says_why_there_are_too_few_labels(labels: list[str], words: 
 
 def test_every_class_is_spread_and_folds_are_equally_large() -> None:
     codes = np.repeat(np.arange(4), (50, 11, 3, 2))
-    fold_of = assign_folds(codes, 5, seed=1)
+    fold_of = assign_folds(codes, np.arange(len(codes)), 5, seed=1)
     assert np.ptp(np.bincount(fold_of)) <= 1
     for c in range(4):
         assert np.ptp(np.bincount(fold_of[codes == c], minlength=5)) <= 1
-    assert (fold_of == assign_folds(codes, 5, 1)).all()
-    assert (fold_of != assign_folds(codes, 5, 2)).any()
+    assert (fold_of == assign_folds(codes, np.arange(len(codes)), 5, 1)).all()
+    assert (fold_of != assign_folds(codes, np.arange(len(codes)), 5, 2)).any()
 
 
 def test_the_only_label_of_a_class_is_never_held_out_and_no_class_is_held_out_whole() -> None:
     codes = np.array([0, 0, 1, 2, 2, 2])
     for seed in range(20):
-        fold_of = assign_folds(codes, 5, seed)
+        fold_of = assign_folds(codes, np.arange(len(codes)), 5, seed)
         assert ((fold_of == STAYS) == (codes == 1)).all()
         for fold in np.unique(fold_of[fold_of != STAYS]):
             assert set(codes[fold_of != fold]) == {0, 1, 2}
@@ -332,6 +332,7 @@ def test_suspicion_compares_the_given_class_with_the_most_probable_other_one(
     left = LeftOutLabels(
         rows=np.arange(n),
         codes=np.array(codes),
+        groups=np.arange(n),
         proba=np.tile(np.array(proba, dtype=np.float32), (n, 1)),
         decided=np.zeros(n, dtype=np.int64),
         confidence=zeros,
@@ -365,7 +366,8 @@ def test_a_peer_that_fails_is_reported_and_the_others_go_on(
     monkeypatch.setattr(module, "COMPARED", ("bad", "knn1"))
     monkeypatch.setattr(module, "PEERS", peers)
     x, codes, unlabeled = blobs()
-    bad, good = compare_peers(x, codes, unlabeled, assign_folds(codes, 4, 0))
+    folds = assign_folds(codes, np.arange(len(codes)), 4, 0)
+    bad, good = compare_peers(x, codes, unlabeled, folds, counted=np.ones(len(x), dtype=bool))
     assert bad["failed"] == "RuntimeError: out of luck"
     assert bad["accuracy"] is bad["balanced_accuracy_std"] is None
     assert good["failed"] is None
@@ -376,7 +378,8 @@ def test_too_few_rows_for_a_peer_are_its_failure_and_not_ours(
 ) -> None:
     monkeypatch.setattr(module, "COMPARED", tuple(PEERS))
     x, codes, unlabeled = blobs((3, 3), unlabeled=0)
-    methods = compare_peers(x, codes, unlabeled, assign_folds(codes, 3, 0))
+    folds = assign_folds(codes, np.arange(len(codes)), 3, 0)
+    methods = compare_peers(x, codes, unlabeled, folds, counted=np.ones(len(x), dtype=bool))
     by_name = {method["name"]: method for method in methods}
     assert "n_neighbors" in (by_name["label_spreading"]["failed"] or "")
     assert by_name["knn5"]["failed"] is None

@@ -1,7 +1,9 @@
 """The frozen network, and tables of embeddings: contents, stops, bad images, refusals."""
 
 import json
+import os
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -207,6 +209,52 @@ def test_images_that_came_or_changed_during_a_stop_are_embedded_too(
     result = embed_folder(photos, out, TINY)
     assert (result.rows, result.made) == (7, 3)
     check_same(out, embed_folder(photos, out.with_name("y.parquet"), TINY).path)
+
+
+def replace_content(image: Path, seed: int) -> None:
+    """Put another image in the place of one, with the same size in bytes and the same time."""
+    before = image.stat()
+    random_image(20, 15, np.random.default_rng(seed)).save(image, "BMP")
+    os.utime(image, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert image.stat().st_size == before.st_size
+
+
+@pytest.fixture
+def bitmaps(photos: Path) -> Path:
+    """The same photographs in files of equal size."""
+    for path in photos.rglob("*.png"):
+        Image.open(path).save(path, "BMP")
+    return photos
+
+
+def test_an_image_replaced_by_one_of_the_same_size_and_time_is_embedded_again(
+    bitmaps: Path, out: Path
+) -> None:
+    stop_after(bitmaps, out, 6)
+    replace_content(bitmaps / "a/deep/0.png", 5)
+    result = embed_folder(bitmaps, out, TINY)
+    assert (result.rows, result.made) == (7, 2)
+    check_same(out, embed_folder(bitmaps, out.with_name("y.parquet"), TINY).path)
+    replace_content(bitmaps / "a/deep/0.png", 6)
+    with pytest.raises(DataError, match=r"7 rows.*other images"):
+        embed_folder(bitmaps, out, TINY)
+
+
+def test_images_of_equal_content_are_embedded_once_and_have_the_same_row(
+    photos: Path, out: Path
+) -> None:
+    shutil.copyfile(photos / "b/1.png", photos / "b/copy.png")
+    totals: list[int | None] = []
+    result = embed_folder(photos, out, TINY, progress=lambda _, __, total: totals.append(total))
+    assert (result.rows, result.made, totals[-1]) == (8, 8, 7)
+    rows = rows_of(out)
+    assert rows["b/copy.png"] == rows["b/1.png"]
+
+
+def test_to_overwrite_is_to_begin_from_the_start(photos: Path, out: Path) -> None:
+    stop_after(photos, out, 6)
+    assert embed_folder(photos, out, TINY, overwrite=True).made == 7
+    assert embed_folder(photos, out, TINY, overwrite=True).made == 7
 
 
 def test_parts_of_other_settings_are_an_error_unless_overwritten(photos: Path, out: Path) -> None:

@@ -68,6 +68,7 @@ def make_facts(
         "settings": {"labels": "labels.csv", "seed": 0, "folds": 5},
         "evidence": make_evidence(names, given, rng),
         "suspects": suspects,
+        "copies": [],
         "outliers": lost,
         "why_none": "Nothing was held out.",
         "notes": [],

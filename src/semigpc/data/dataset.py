@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from semigpc.io.content import MARK_BYTES
 from semigpc.io.errors import DataError
 from semigpc.io.images import Images
 from semigpc.io.text import listed
@@ -64,6 +65,11 @@ class ImageSet:
     def read(self, index: int, at_least: int) -> Image.Image:
         """Return image ``index``, smaller if that is faster, but not below ``at_least`` a side."""
         return self.images.read(int(self.positions[index]), at_least=at_least)
+
+    @cached_property
+    def marks(self) -> list[bytes]:
+        """The mark of each image's content; all of them are read for it, once."""
+        return [self.images.mark(position) for position in self.positions.tolist()]
 
     def subset(self, indices: NDArray[Any]) -> "ImageSet":
         """Return the images at ``indices`` (m,), in that order, from the same pool."""
@@ -195,8 +201,8 @@ class Splits:
     def sha256(self) -> str:
         """A hash of which images are in which part with which label, the same on every machine.
 
-        It covers names, positions and labels; not pixels, the truth of unlabelled images, or paths
-        of this machine.
+        It covers names, positions and labels; not pixels (see :attr:`ImageSet.marks`), the truth
+        of unlabelled images, or paths of this machine.
         """
         digest = hashlib.sha256("\n".join(self.class_names).encode())
         for part, image_set in self.parts():
@@ -216,9 +222,11 @@ class Splits:
             yield "test", self.test
 
     def indices(self) -> dict[str, NDArray[Any]]:
-        """Return the positions and the names of each part's images, as arrays to be saved."""
+        """Return positions, names and marks of each part's images, as arrays to be saved."""
         arrays: dict[str, NDArray[Any]] = {}
         for part, image_set in self.parts():
             arrays[part] = image_set.positions
             arrays[f"{part}_names"] = np.array(image_set.names, dtype=np.str_)
+            marks = np.frombuffer(b"".join(image_set.marks), np.uint8)
+            arrays[f"{part}_marks"] = marks.reshape(-1, MARK_BYTES)
         return arrays

@@ -1,12 +1,11 @@
 """Features of a frozen network for V weak and V strong views of each image, kept on disk.
 
 A cache is a folder named after what made it: the network's weights, the way views are cut, and V.
-It is a :class:`semigpc.io.parts.RowParts`: a row is found by the image's own fingerprint and not by
-its place in some data set, so data sets and seeds share the images they have in common, and an
-image that has changed is computed again.
+It is a :class:`semigpc.io.parts.RowParts`: a row is found by the mark of the image's content and
+not by its place in some data set, so data sets and seeds share the images they have in common, and
+an image that has changed is computed again.
 """
 
-import hashlib
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,7 +26,7 @@ from semigpc.data.loaders import InOrder
 from semigpc.io.atomic import locked
 from semigpc.io.errors import DataError, WriteError
 from semigpc.io.images import Images
-from semigpc.io.parts import MARK_BYTES, Folder, Key, RowParts, key_digest, plain
+from semigpc.io.parts import Folder, Key, RowParts, key_digest, plain
 
 CACHE_VARIABLE = "SEMIGPC_CACHE"  # of the environment; names the folder of all caches
 LEAST_IMAGES_FOR_WORKERS = 64  # fewer images are not worth starting a worker process for
@@ -159,7 +158,7 @@ class CachedFeatures:
 
 
 class _Chunk(NamedTuple):
-    """Some images of a set, or all: indices, fingerprints and V, or 0 for the plain view alone."""
+    """Some images of a set, or all: indices, marks and V, or 0 for the plain view alone."""
 
     image_set: ImageSet
     indices: Sequence[int]
@@ -171,7 +170,7 @@ class _Chunk(NamedTuple):
 class _ViewChunks(Dataset[dict[str, Tensor]]):
     """Chunk i as bytes: "plain" (n, s, s, 3); with views also "weak" and "strong" (n, V, s, s, 3).
 
-    View v of an image depends on its fingerprint and v alone, in any order and in any process.
+    View v of an image depends on its content and v alone, in any order and in any process.
     """
 
     chunks: Sequence[_Chunk]
@@ -255,7 +254,7 @@ class FeatureCache:
         sets = []  # the training ones first
         for name, image_set in splits.parts():
             views = self.key.views if name in ("labeled", "unlabeled") else 0
-            sets.append(_Chunk(image_set, range(len(image_set)), fingerprints(image_set), views))
+            sets.append(_Chunk(image_set, range(len(image_set)), image_set.marks, views))
         if any(self._missing(sets)):
             try:
                 with locked(self.path, waiting=warnings.warn):  # then most of it is there
@@ -333,12 +332,6 @@ class FeatureCache:
             ],
             origin=self.key.plain(),
         )
-
-
-def fingerprints(image_set: ImageSet) -> list[bytes]:
-    """Return a hash of each image's ``fingerprint`` in its pool, which changes when it does."""
-    contents = map(image_set.images.fingerprint, image_set.positions.tolist())
-    return [hashlib.blake2b(content, digest_size=MARK_BYTES).digest() for content in contents]
 
 
 @dataclass(frozen=True, eq=False)

@@ -98,10 +98,10 @@ class Explanation(NamedTuple):
 
 
 class LeftOutLabels(NamedTuple):
-    """Each of the n given labels as the other n - 1 predict it.
+    """Each of the n given labels as the others predict it, without copies of its row.
 
     Attributes:
-        rows: (n,) row numbers. codes: (n,) the given classes.
+        rows: (n,) row numbers. codes: (n,) the given classes. groups: (n,) of copies.
         proba: (n, C) by the other labels, under equal class priors.
         decided: (n,) the class that they decide for. confidence: (n,) its probability under the
             estimated shares.
@@ -111,6 +111,7 @@ class LeftOutLabels(NamedTuple):
 
     rows: Integers
     codes: Integers
+    groups: Integers
     proba: Floats
     decided: Integers
     confidence: Floats

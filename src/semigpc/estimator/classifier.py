@@ -28,6 +28,7 @@ from semigpc.estimator.answers import (
     left_out_scores,
     rounded,
 )
+from semigpc.estimator.copies import sums_of
 from semigpc.estimator.fitting import STATISTICS_ROWS, FitOptions, fit_memory
 from semigpc.estimator.memory import Memory, row_numbers
 from semigpc.estimator.posterior import Scored
@@ -99,6 +100,8 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         scaling_, kernel_, length_scale_, noise_std_, logit_scale_, self_training_: as chosen.
             confidence_scale_: lambda'.
         labeled_rows_: numbers of the rows with a given label. n_features_in_: D.
+        copy_groups_: (n,) the group of each of these rows. Rows of one group are copies of each
+            other, see :class:`semigpc.estimator.Copies`, and are left out together.
         engine_: "exact", or "ensemble" where labelled rows are too many for one GP. engine_reason_:
             why, in a sentence.
     """
@@ -172,6 +175,7 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             fitted = fit_memory(X, codes, numbers, len(self.classes_), options)
         self._memory = fitted.memory
         self._helped = fitted.helped
+        self._copies = fitted.copies
         self._scaling = fitted.scaling
         self.scaling_ = fitted.scaling.name
         self.kernel_ = fitted.memory.kernel
@@ -226,15 +230,16 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             numbers = row_numbers(rows, len(X))
             keep = np.arange(len(X))
         codes = codes[keep]
-        points = points[torch.from_numpy(keep)]
         self._rows_seen = max(self._rows_seen, int(numbers.max(initial=-1)) + 1)
         labelled = codes >= 0
         known_codes = codes[labelled]
         targets = one_hot(torch.from_numpy(known_codes), len(self.classes_)).double()
-        known_points = points[torch.from_numpy(labelled)]
+        points = points[torch.from_numpy(keep[labelled])]
         for memory in self._memories():
             memory.forget(numbers[~labelled])
-            memory.put(numbers[labelled], known_points, targets, known_codes)
+            memory.put(numbers[labelled], points, targets, known_codes)
+        self._copies.forget(numbers)
+        self._copies.put(numbers[labelled], X[keep[labelled]])
         self._count()
         ours = np.array([number in self._transduced for number in numbers.tolist()], dtype=bool)
         if ours.any():
@@ -266,6 +271,7 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.engine_reason_ = self._memory.reason
         rows, codes, _ = self._memory.given()
         self.labeled_rows_ = rows
+        self.copy_groups_ = self._copies.groups(rows)
         self.class_counts_ = np.bincount(codes, minlength=len(self.classes_))
 
     # Prediction -----------------------------------------------------------------------------------
@@ -415,26 +421,26 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def leave_one_out(self, folds: Integers | None = None) -> LeftOutLabels:
         """Return what the other labels predict for each given label.
 
-        Rows that joined in self-training take no part. In closed form: O(n^2 + n C), or O(n^2 (D +
-        C)) where ``engine_`` is "ensemble". The variance of an ensemble is then that of the GPs
-        which hold the row, without it; the others hold as many similar rows.
+        Copies of its row are left out with it (``copy_groups_``), and rows that joined in
+        self-training take no part. In closed form: O(n^2 + n C), or O(n^2 (D + C)) where
+        ``engine_`` is "ensemble". The variance of an ensemble is then that of the GPs which hold
+        the row, without it; the others hold as many similar rows.
 
         Args:
             folds: (n,) where given, in the order of ``labeled_rows_``: all labels of a fold are
                 left out together, in O(n^3 / F^2) for F folds, and those of fold -1 never, with NaN
-                for probabilities. For one exact GP only.
+                for probabilities. Copies should be in one fold. For one exact GP only.
         """
         check_is_fitted(self)
         rows, codes, positions = self._memory.given()
         own = one_hot(torch.from_numpy(codes), len(self.classes_)).double()
         if folds is None:
-            left_out = self._memory.left_out()
-            removed = own * self._memory.held_shares()[positions].unsqueeze(1)
+            left_out = self._memory.left_out(self.copy_groups_)
+            held = own * self._memory.held_shares()[positions].unsqueeze(1)
+            removed = sums_of(held, self.copy_groups_)
         else:
             left_out = self._memory.left_out_together(folds)
-            removed = own.new_zeros(len(np.unique(folds)), own.shape[1])
-            places = torch.from_numpy(np.unique(folds, return_inverse=True)[1])
-            removed = removed.index_add(0, places, own)[places]
+            removed = sums_of(own, folds)
         about = (left_out.mean[positions], left_out.ones[positions], self._memory.counts(), removed)
         even = left_out_scores(*about)
         plain = left_out_scores(*about, equalised=False)
@@ -445,6 +451,7 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return LeftOutLabels(
             rows=rows,
             codes=codes,
+            groups=self.copy_groups_,
             proba=torch.softmax(self.logit_scale_ * even, dim=1).float().numpy(),
             decided=decisions.classes.numpy(),
             confidence=decisions.confidence.float().numpy(),
@@ -457,6 +464,7 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     ) -> tuple[Integers, Floats, Floats]:
         """Return reasons for a class at labelled rows, as if these had never been labelled.
 
+        Nor their copies: each row is left out with its group of ``copy_groups_``.
         The probabilities of :meth:`leave_one_out` are those of the scores. O(M n (D + n)), for few
         rows.
 
@@ -475,7 +483,9 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if len(unknown):
             raise ValueError(f"rows must have a given label; row {unknown[0]} has none.")
         codes = torch.from_numpy(self._codes_of(np.asarray(classes)))
-        slots, weights, scores = self._memory.left_out_reasons(numbers, codes, top)
+        slots, weights, scores = self._memory.left_out_reasons(
+            numbers, codes, top, self.copy_groups_
+        )
         return (
             np.append(self._memory.row_numbers(), -1)[slots.numpy()],
             weights.float().numpy(),

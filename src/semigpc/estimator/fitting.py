@@ -26,12 +26,13 @@ from semigpc.estimator.answers import (
     UnitRows,
     left_out_scores,
 )
+from semigpc.estimator.copies import CONSTANT_RATIO, Copies, counted_once, sums_of
 from semigpc.estimator.memory import Memory
 from semigpc.estimator.promise import Promise, make_promise
 from semigpc.gp import Kernel
 from semigpc.gp.certainty import auto_logit_scale, class_scales
 from semigpc.gp.kernels import KERNELS, has_unit_diagonal, make_kernel
-from semigpc.gp.scales import Setting, balanced_subset, choose_by_grid
+from semigpc.gp.scales import LeftTogether, Setting, balanced_subset, choose_by_grid
 from semigpc.io.threads import suited_to
 
 # Rows and rounds; the values were chosen on tuning splits of the estimator's problems
@@ -62,7 +63,6 @@ STATISTICS_ROWS = 8192  # whose statistics are taken at a time, to bound memory
 RANK_ROWS = 20_000  # rows from which the quantiles are estimated
 ENOUGH_LABELS = 200  # to choose among all scalings
 ALIKE_SHARE = 0.45  # of effective columns, from which columns count as one kind of quantity
-CONSTANT_RATIO = 1e-6  # deviation over mean up to which a column is constant in float32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,11 +143,12 @@ class Fitted:
     """The result of a fit.
 
     ``memory`` holds the given labels; ``helped`` also the rows that joined in self-training, and is
-    None if none did.
+    None if none did. ``copies`` are those among the labelled rows.
     """
 
     memory: Memory
     helped: Memory | None
+    copies: Copies
     scaling: Scaling
     length_scale: float
     logit_scale: float
@@ -163,13 +164,14 @@ class TrainingRows(NamedTuple):
 
     Attributes:
         points: (n, D) labelled. codes: (n,). targets: (n, C) one-hot. numbers: (n,) row numbers.
-        unlabeled: (u, D). unlabeled_numbers: (u,).
+        groups: (n,) of copies. unlabeled: (u, D). unlabeled_numbers: (u,).
     """
 
     points: Tensor
     codes: Tensor
     targets: Tensor
     numbers: Integers
+    groups: Integers
     unlabeled: Tensor
     unlabeled_numbers: Integers
 
@@ -183,9 +185,11 @@ class TrainingRows(NamedTuple):
 class LeftOutScores(NamedTuple):
     """Labelled rows without their own labels: scores (n, C) with and without equal evidence.
 
-    ``variance`` (n,) is the posterior variance there.
+    Copies of a row are left out with it, and of several copies with the same label one is here.
+    ``codes`` (n,) are the given classes, and ``variance`` (n,) is the posterior variance there.
     """
 
+    codes: Tensor
     equalised: Tensor
     plain: Tensor
     variance: Tensor
@@ -194,25 +198,24 @@ class LeftOutScores(NamedTuple):
 def fit_memory(
     X: NDArray[np.float32], codes: Integers, numbers: Integers, n_classes: int, options: FitOptions
 ) -> Fitted:
-    """Fit rows (n, D) with codes (n,), -1 for unlabelled ones. O(n^3) for n labelled rows.
-
-    Args:
-        numbers: (n,) row numbers.
-    """
+    """Fit rows (n, D) with numbers (n,) and codes (n,), -1 without a label. O(n^3) for labels."""
     rng = np.random.default_rng(options.random_state)
     labelled = np.flatnonzero(codes >= 0)
-    scaling, setting = _choose_setting(X, codes, labelled, options, rng)
-    rows = _training_rows(X, codes, numbers, scaling, rng, n_classes)
-    kernel = make_kernel(options.kernel, setting.length_scale)
+    copies = Copies(X[labelled], numbers[labelled])
+    groups = copies.groups(numbers[labelled])
+    scaling, setting = _choose_setting(X, codes, labelled, groups, options, rng)
+    rows = _training_rows(X, codes, numbers, groups, scaling, rng, n_classes)
     balanced = options.class_prior == "balanced"
+    kernel = make_kernel(options.kernel, setting.length_scale)
     memory = rows.memory(kernel, setting.noise_std, equalised=balanced, seed=options.random_state)
     left_out = _leave_out(memory, rows)
     default = auto_logit_scale(n_classes)
-    logit_scale = options.logit_scale or best_logit_scale(left_out.equalised, rows.codes, default)
-    confidence_scale = best_logit_scale(left_out.plain, rows.codes, default)
+    truth = left_out.codes
+    logit_scale = options.logit_scale or best_logit_scale(left_out.equalised, truth, default)
+    confidence_scale = best_logit_scale(left_out.plain, truth, default)
     scores = memory.score(rows.unlabeled).mean
     shares = estimate_shares(_even(scores, memory), logit_scale, rows.targets.sum(dim=0))
-    rounds = _rounds(left_out.equalised, rows, options, memory)
+    rounds = _rounds(left_out, rows, options, memory)
     helped, classes = self_train(memory, rows, scores, logit_scale, rounds=rounds)
     promise = Promise(np.full(n_classes, options.abstain or 0.0))
     if options.abstain is None and options.target_precision is not None:
@@ -221,7 +224,7 @@ def fit_memory(
         probs = torch.softmax(logits + shares.log(), dim=1)
         promise = make_promise(
             Decisions(left_probs, (left_out.equalised if balanced else left_probs).argmax(dim=1)),
-            rows.codes,
+            truth,
             Decisions(probs, classes if balanced else probs.argmax(dim=1)),
             shares,
             options.target_precision,
@@ -230,6 +233,7 @@ def fit_memory(
     return Fitted(
         memory=memory,
         helped=helped,
+        copies=copies,
         scaling=scaling,
         length_scale=setting.length_scale,
         logit_scale=logit_scale,
@@ -245,6 +249,7 @@ def _training_rows(
     X: NDArray[np.float32],
     codes: Integers,
     numbers: Integers,
+    groups: Integers,
     scaling: Scaling,
     rng: np.random.Generator,
     n_classes: int,
@@ -259,18 +264,23 @@ def _training_rows(
         codes=known,
         targets=torch.nn.functional.one_hot(known, n_classes).double(),
         numbers=numbers[labelled],
+        groups=groups,
         unlabeled=scaling(X[pool]),
         unlabeled_numbers=numbers[pool],
     )
 
 
 def _leave_out(memory: Memory, rows: TrainingRows) -> LeftOutScores:
-    """Return scores and variance at the labelled rows, each without its own label."""
-    places = torch.from_numpy(np.searchsorted(memory.row_numbers(), rows.numbers))
-    left_out = memory.left_out()
+    """Return scores and variance at labelled rows, each without its own label and its copies."""
+    order = np.argsort(rows.numbers)  # the order in which a memory has them
+    left_out = memory.left_out(rows.groups[order])
+    counted = counted_once(rows.groups[order], rows.codes.numpy()[order])
+    places = torch.from_numpy(np.flatnonzero(counted))
+    held = rows.targets[torch.from_numpy(order)] * memory.held_shares().unsqueeze(1)
+    removed = sums_of(held, rows.groups[order])[places]
     means = (left_out.mean[places], left_out.ones[places])
-    removed = rows.targets * memory.held_shares()[places].unsqueeze(1)
     return LeftOutScores(
+        codes=rows.codes[torch.from_numpy(order)][places],
         equalised=left_out_scores(*means, memory.counts(), removed),
         plain=left_out_scores(*means, memory.counts(), removed, equalised=False),
         variance=left_out.variance[places],
@@ -282,8 +292,10 @@ def _even(scores: Tensor, memory: Memory) -> Tensor:
     return scores * (class_scales(memory.counts()) / memory.scales().clamp_min(1e-9))
 
 
-def _rounds(scores: Tensor, rows: TrainingRows, options: FitOptions, memory: Memory) -> int:
-    """Return how many rounds of self-training to do, given left-out scores (n, C)."""
+def _rounds(
+    left_out: LeftOutScores, rows: TrainingRows, options: FitOptions, memory: Memory
+) -> int:
+    """Return how many rounds of self-training to do."""
     if memory.engine != "exact":
         if options.self_training:
             message = f"self-training is left out, since {memory.reason}"
@@ -293,9 +305,10 @@ def _rounds(scores: Tensor, rows: TrainingRows, options: FitOptions, memory: Mem
         return 0
     if options.self_training is not None:
         return options.self_training
-    right = (scores.argmax(dim=1) == rows.codes).double()
-    counts = rows.targets.sum(dim=0)
-    recall = float(((rows.targets.mT @ right)[counts > 0] / counts[counts > 0]).mean())
+    right = (left_out.equalised.argmax(dim=1) == left_out.codes).double()
+    counts = torch.bincount(left_out.codes)
+    hits = torch.bincount(left_out.codes, right)
+    recall = float((hits[counts > 0] / counts[counts > 0]).mean())
     is_worth_it = recall >= LEAST_RECALL and len(rows.codes) <= SELF_TRAINED_LABELS
     return AUTO_ROUNDS if is_worth_it else 0
 
@@ -307,12 +320,15 @@ def _choose_setting(
     X: NDArray[np.float32],
     codes: Integers,
     labelled: Integers,
+    groups: Integers,
     options: FitOptions,
     rng: np.random.Generator,
 ) -> tuple[Scaling, Setting]:
-    scalings = fit_scalings(X, options.scaling, labels=len(labelled))
-    tuned = labelled[balanced_subset(codes[labelled], TUNED_LABELS, rng)]
+    scalings = fit_scalings(X, options.scaling, labels=len(np.unique(groups)))
+    chosen = balanced_subset(codes[labelled], TUNED_LABELS, rng)
+    tuned = labelled[chosen]
     _, dense = np.unique(codes[tuned], return_inverse=True)
+    counted = counted_once(groups[chosen], dense)
     with suited_to(len(tuned) ** 2):  # eigenvectors are mostly products of a matrix and a vector
         setting = choose_by_grid(
             {name: scaling(X[tuned]) for name, scaling in scalings.items()},
@@ -320,6 +336,7 @@ def _choose_setting(
             kernel=options.kernel,
             length_scale=options.length_scale,
             noise_std=options.noise_std,
+            together=LeftTogether(torch.from_numpy(groups[chosen]), torch.from_numpy(counted)),
         )
     return scalings[setting.scaling], setting
 

@@ -12,12 +12,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import one_hot, pad
+from torch.nn.functional import pad
 
 from semigpc.estimator.posterior import Posterior, Scored
 from semigpc.gp import EnsembleGP, ExactGP, Kernel, LeftOut, deal_rows, exact
 from semigpc.gp.certainty import class_scales
 from semigpc.gp.ensemble import OWN_SHARE
+from semigpc.gp.scales import left_out_block
 from semigpc.io.threads import suited_to
 
 Integers = NDArray[np.int64]
@@ -339,8 +340,8 @@ class Memory:
 
     # Rows without their own labels ----------------------------------------------------------------
 
-    def left_out(self) -> LeftOut:
-        """Return the posterior at every row without its own label.
+    def left_out(self, groups: Integers | None = None) -> LeftOut:
+        """Return the posterior at every row without its own label, or those of its group (N,).
 
         Means (N, C), (N,) for a target of ones, and variance (N,). Means are exact, since members
         that do not hold a row do not depend on it:
@@ -349,7 +350,8 @@ class Memory:
 
         over the members that hold the row. O(n^2) with one member, and O(N^2 (D + C)) with several.
         The variance at a row is then that of the members that hold it, without it: the others hold
-        as many similar rows, and theirs would take O(N n^2 M).
+        as many similar rows, and theirs would take O(N n^2 M). A group of g rows takes O(g^2 n)
+        more per member.
         """
         if self._left_out is None:
             each = [member.left_out() for member in self.members]
@@ -360,7 +362,19 @@ class Memory:
             else:
                 means = self._left_out_means([one.variance for one in each])
             self._left_out = LeftOut(means[:, :-1], means[:, -1], variance.squeeze(1))
-        return self._left_out
+        if groups is None:
+            return self._left_out
+        shared = np.bincount(groups)[groups] > 1
+        folds = np.where(shared, groups, -1)
+        if len(self.members) == 1:
+            together = self.left_out_together(folds)
+        else:
+            together = self._left_out_groups(self._left_out, folds)
+        is_shared = torch.from_numpy(shared)
+        mean = torch.where(is_shared.unsqueeze(1), together.mean, self._left_out.mean)
+        ones = torch.where(is_shared, together.ones, self._left_out.ones)
+        variance = torch.where(is_shared, together.variance, self._left_out.variance)
+        return LeftOut(mean, ones, variance)
 
     def _left_out_means(self, variances: list[Tensor]) -> Tensor:
         """Return left-out means (N, C + 1) of several members with left-out variances (n,)."""
@@ -389,57 +403,94 @@ class Memory:
             mean[places], ones[places], variance[places] = left_out
         return LeftOut(mean, ones, variance)
 
+    def _left_out_groups(self, alone: LeftOut, folds: Integers) -> LeftOut:
+        """Return the same as :meth:`left_out_together` for several members, by closed forms.
+
+            mu_-F(h_F) = mu(h_F) - 1/M sum_m k(h_F, h_m) P_m[:, F] (P_m,FF)^-1 a_m,F
+
+        with P_m = K_m^-1, over the rows of the fold that a member holds.
+
+        Args:
+            alone: each row without its own label. folds: (N,), small ones; -1 for rows to leave.
+        """
+        _, points, _ = self._contents()
+        means = torch.cat([alone.mean, alone.ones.unsqueeze(1)], dim=1)
+        means += self._sum(
+            [
+                member.solution() / len(self.members) * member.left_out().variance.unsqueeze(1)
+                for member in self.members
+            ]
+        )
+        variances = []
+        for member in self.members:
+            own = folds[member.places.numpy()]
+            variance = member.left_out().variance.clone()
+            alpha = member.solution() / len(self.members)
+            for fold in np.unique(own[own >= 0]):
+                inside = torch.from_numpy(np.flatnonzero(own == fold))
+                rows = torch.from_numpy(np.flatnonzero(folds == fold))
+                P = member.engine.inverse.rows(member.slots[inside])[:, member.slots]
+                residuals, spread = left_out_block(alpha[inside], P[:, inside])
+                variance[inside] = (spread - self.noise_std**2).clamp_min(0)
+                k = self.kernel(points[rows].double(), member.engine.features[member.slots])
+                means[rows] -= k @ P.mT @ residuals
+            variances.append(variance.unsqueeze(1))
+        holders = self.held_shares() * len(self.members)
+        return LeftOut(means[:, :-1], means[:, -1], self._sum(variances).squeeze(1) / holders)
+
     def left_out_reasons(
-        self, rows: Integers, codes: Tensor, top: int
+        self, rows: Integers, codes: Tensor, top: int, groups: Integers
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return what other rows add to the score of a class at rows that are held; float64.
 
             weight_j = k(h_i, h_j) (a_-i - 1_-i pi_-i)_jc s_-i,c
 
-        as if row i had never been labelled: a_-i = K_-i^-1 y, 1_-i the same for targets of ones, pi
-        and s the shares and scales of the labels without the row. Their sum is the score of
-        :func:`semigpc.estimator.answers.left_out_scores`. O(B sum_m n (D + n)), for few rows.
+        as if row i, and the others of its group, had never been labelled: a_-i = K_-i^-1 y, 1_-i
+        the same for targets of ones, pi and s the shares and scales of the labels without these
+        rows. Their sum is the score of :func:`semigpc.estimator.answers.left_out_scores`.
+        O(B sum_m n (D + n)), for few rows.
 
         Args:
             rows: (B,) numbers of rows with a given label. codes: (B,) the class to explain for
                 each.
+            groups: (N,) of all rows held.
 
         Returns:
             Places (B, top) among the rows held, largest weight first, -1 where there are fewer;
             weights (B, top); scores (B,), the sums of all weights.
         """
-        numbers, points, _ = self._contents()
-        places = torch.from_numpy(np.searchsorted(numbers, rows))
-        given = torch.tensor([self._codes[row] for row in rows.tolist()], dtype=torch.int64)
-        removed = one_hot(given, self._engine.n_classes) * self.held_shares()[places].unsqueeze(1)
-        others = self.counts() - removed  # (B, C) labels without the row
+        numbers, points, targets = self._contents()
+        places = np.searchsorted(numbers, rows)
+        left = torch.from_numpy(groups[places, None] == groups)  # (B, N) rows left out
+        removed = left.double() @ (targets * self.held_shares().unsqueeze(1))
+        others = self.counts() - removed  # (B, C) labels without these rows
         shares = others / others.sum(dim=1, keepdim=True).clamp_min(1)
         scales = class_scales(others)
-        weights = self.kernel(points[places].double(), points.double())
-        for i, (place, code) in enumerate(zip(places.tolist(), codes.tolist(), strict=True)):
-            alpha = self._left_out_solution(place, code)
+        weights = self.kernel(points[torch.from_numpy(places)].double(), points.double())
+        for i, code in enumerate(codes.tolist()):
+            alpha = self._left_out_solution(left[i], code)
             weights[i] *= (alpha[:, 0] - shares[i, code] * alpha[:, 1]) * scales[i, code]
-        weights[torch.arange(len(rows)), places] = 0
-        scores = weights.sum(dim=1)
-        weights[torch.arange(len(rows)), places] = -math.inf  # a row is no reason for itself
-        listed, largest = _largest(weights, min(top, len(self) - 1))
-        missing = top - listed.shape[1]
-        return pad(listed, (0, missing), value=-1), pad(largest, (0, missing)), scores
+        scores = weights.masked_fill(left, 0).sum(dim=1)
+        # Neither a row nor a copy of it is a reason for it.
+        listed, largest = _largest(weights.masked_fill(left, -math.inf), top)
+        is_other = largest > -math.inf
+        return listed.where(is_other, -1), largest.where(is_other, 0.0), scores
 
-    def _left_out_solution(self, place: int, code: int) -> Tensor:
-        """Return a_-i of a class and of a target of ones, (N, 2), for the row at a place.
+    def _left_out_solution(self, left: Tensor, code: int) -> Tensor:
+        """Return a_-F of a class and of a target of ones, (N, 2), without the rows F ``left`` (N,).
 
-            a_-i = a - K^-1[:, i] a_i / (K^-1)_ii
+            a_-F = a - K^-1[:, F] (K^-1_FF)^-1 a_F
 
-        averaged over the members; those that do not hold the row keep their a.
+        averaged over the members; those that hold none of these rows keep their a.
         """
         parts = []
         for member in self.members:
             alpha = member.solution()[:, [code, -1]]
-            held = (member.places == place).nonzero().squeeze(1)
+            held = left[member.places].nonzero().squeeze(1)
             if len(held):
-                column = member.engine.inverse.rows(member.slots[held])[0, member.slots]
-                alpha = alpha - torch.outer(column / column[held], alpha[held].squeeze(0))
+                P = member.engine.inverse.rows(member.slots[held])[:, member.slots]
+                residuals, _ = left_out_block(alpha[held], P[:, held])
+                alpha = alpha - P.mT @ residuals
             parts.append(alpha / len(self.members))
         return self._sum(parts)
 

@@ -92,15 +92,41 @@ def left_out_block(alpha: Tensor, inverse_block: Tensor) -> tuple[Tensor, Tensor
     return torch.cholesky_solve(alpha, factor), torch.cholesky_inverse(factor).diagonal()
 
 
-def class_weights(codes: Tensor, n_classes: int) -> Tensor:
+def class_weights(codes: Tensor, n_classes: int, counted: Tensor | None = None) -> Tensor:
     """Return weights (n,) under which every class counts the same, with sum 1.
 
     A class with a single row cannot be validated: its row has the weight 0. All weights are 0 where
     every class has a single row.
+
+    Args:
+        codes: (n,). counted: (n,) which rows count, such as one of several copies; all by default.
     """
-    counts = torch.bincount(codes, minlength=n_classes)[codes]
-    weights = torch.where(counts > 1, 1 / counts.double(), 0.0)
+    counted = torch.ones_like(codes, dtype=torch.bool) if counted is None else counted
+    counts = torch.bincount(codes[counted], minlength=n_classes)[codes]
+    weights = torch.where(counted & (counts > 1), 1 / counts.double(), 0.0)
     return weights / weights.sum().clamp_min(1e-300)
+
+
+class LeftTogether(NamedTuple):
+    """Rows that are left out together, such as copies of each other.
+
+    Attributes:
+        groups: (n,) the group of each row. counted: (n,) which rows count.
+    """
+
+    groups: Tensor
+    counted: Tensor
+
+    def blocks(self) -> list[Tensor]:
+        """Return places (g, m) of the g groups of m rows, for each m above 1."""
+        order = self.groups.argsort(stable=True)
+        _, sizes = self.groups.unique(return_counts=True)
+        members = order.split(sizes.tolist())
+        return [
+            torch.stack([places for places in members if len(places) == size])
+            for size in sizes.unique().tolist()
+            if size > 1
+        ]
 
 
 # Choosing by a grid -------------------------------------------------------------------------------
@@ -122,37 +148,51 @@ def choose_by_grid(
     kernel: str,
     length_scale: float | None = None,
     noise_std: float | None = None,
+    together: LeftTogether | None = None,
 ) -> Setting:
     """Return the setting of least squared leave-one-out error, every class counting the same.
 
         error = 1/C sum_c 1/n_c sum_{i in c} |y_i - mu_-i|^2
 
     One eigendecomposition of k(h, h) is used for every sigma: a length-scale costs O(n^3), each
-    sigma O(n^2 C).
+    sigma O(n^2 C), and O(n m (n + m)) more for rows that are left out together, m at a time.
 
     Args:
         points: labelled points (n, D) under each scaling to choose from, by its name.
         codes: (n,) classes 0 .. C - 1. kernel: its name.
         length_scale, noise_std: fixed, or None to choose from the grid.
+        together: rows that are left out together; each row by itself if left out.
     """
     n_classes = int(codes.max()) + 1
     targets = torch.nn.functional.one_hot(codes, n_classes).double()
-    weights = class_weights(codes, n_classes)
+    weights = class_weights(codes, n_classes, together.counted if together else None)
     if not bool(weights.any()):
         weights = torch.full_like(weights, 1 / len(weights))
+    blocks = together.blocks() if together else []
+    noises = _noises(together) if noise_std is None else [noise_std]
     settings = []
     for name, scaled in points.items():
         h = scaled.double()
         for length in _lengths(h, kernel, length_scale):
             values, vectors = torch.linalg.eigh(make_kernel(kernel, length)(h, h))
             rotated = vectors.mT @ targets
-            for noise in GRID_NOISES if noise_std is None else (noise_std,):
+            for noise in noises:
                 inverse = 1 / (values.clamp_min(0) + noise**2)
                 alpha = vectors @ (inverse.unsqueeze(1) * rotated)
                 residuals = left_out_residuals(alpha, vectors.square() @ inverse)
+                for places in blocks:
+                    own = vectors[places]  # (g, m, n)
+                    P = (own * inverse) @ own.mT
+                    residuals[places] = torch.linalg.solve(P, alpha[places])
                 error = float(weights @ residuals.square().sum(dim=1))
                 settings.append(Setting(name, float(length), float(noise), error))
     return min(settings, key=lambda setting: setting.error)
+
+
+def _noises(together: LeftTogether | None) -> list[float]:
+    """Return the noises to try: m copies of a row with noise sigma are one with sigma / sqrt(m)."""
+    copies = 1.0 if together is None else len(together.counted) / int(together.counted.sum())
+    return [noise * math.sqrt(copies) for noise in GRID_NOISES]
 
 
 def _lengths(points: Tensor, kernel: str, length_scale: float | None) -> list[float]:

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
 
 from semigpc.io.atomic import trouble
+from semigpc.io.content import content_mark, file_mark
 from semigpc.io.errors import DataError, ImageError
 from semigpc.io.paths import Bad, checked, is_image_name
 from semigpc.io.text import printable
@@ -85,10 +86,10 @@ class Images(ABC):
         """Return an image, smaller if that is faster, but not below ``at_least`` pixels a side."""
         return self[position]
 
-    def fingerprint(self, position: int) -> bytes:
-        """Return bytes that change when the image does: its size and pixels."""
+    def mark(self, position: int) -> bytes:
+        """Return the mark of an image's content: here of its size and pixels."""
         image = self[position]
-        return f"{image.size} ".encode() + image.tobytes()
+        return content_mark(f"{image.size} ".encode() + image.tobytes())
 
 
 class ArrayImages(Images):
@@ -200,17 +201,16 @@ class FileImages(Images):
         """Decode an image, see :func:`read_image`."""
         return read_image(self.paths[position], at_least=at_least)
 
-    def fingerprint(self, position: int) -> bytes:
-        """Return path, size and time of the file, which change when the image does."""
+    def mark(self, position: int) -> bytes:
+        """Return the mark of the file's content, which is read."""
         path = self.paths[position]
         try:
-            facts = path.stat()
+            return file_mark(path)
         except OSError as error:
             raise ImageError(
-                f"The image {printable(path)} cannot be found: {error}. "
+                f"The image {printable(path)} cannot be read: {error}. "
                 "Restore it, or remove it from the data."
             ) from error
-        return f"{path.absolute()} {facts.st_size} {facts.st_mtime_ns}".encode()
 
 
 def read_image(
@@ -409,19 +409,20 @@ class ZipImages(Images):
 
     def read(self, position: int, *, at_least: int | None = None) -> Image.Image:
         """Decode an image, see :func:`read_image`."""
+        path = self.archive / self.members[position]
+        return read_image(path, io.BytesIO(self._content(position)), at_least=at_least)
+
+    def mark(self, position: int) -> bytes:
+        """Return the mark of the unpacked file: that of the same file in a folder."""
+        return content_mark(self._content(position))
+
+    def _content(self, position: int) -> bytes:
         with self._member(position) as (opened, facts):
             if facts.file_size > MOST_BYTES:
                 raise OSError(
                     f"it has {facts.file_size} bytes unpacked, and {MOST_BYTES} is the most"
                 )
-            content = opened.read(facts)
-        path = self.archive / self.members[position]
-        return read_image(path, io.BytesIO(content), at_least=at_least)
-
-    def fingerprint(self, position: int) -> bytes:
-        """Return name, size and checksum from the zip file, which change when the image does."""
-        with self._member(position) as (_, facts):
-            return f"{facts.filename} {facts.file_size} {facts.CRC}".encode()
+            return opened.read(facts)
 
     @contextmanager
     def _member(self, position: int) -> Iterator[tuple[zipfile.ZipFile, zipfile.ZipInfo]]:

@@ -27,13 +27,13 @@ import torch
 from torch import Tensor
 
 from semigpc.io.atomic import JsonObject, must_be_file, parse, replacing, validated
+from semigpc.io.content import MARK_BYTES
 from semigpc.io.errors import DataError, FileError
 from semigpc.io.tensors import open_tensors, save_tensors
 
 KEY_FILE = "key.json"
 SCHEME = "://"  # in an address, and in no path
 PART_ROWS = 512  # rows in a part of RowParts, which a stop loses at most: half a minute of work
-MARK_BYTES = 16  # of a mark, as many as the key of a Philox generator has
 VALUE_LENGTH = 80  # most characters of a value in a message
 
 Key = JsonObject
@@ -352,8 +352,8 @@ Shapes = Mapping[str, Mapping[str, tuple[int, ...]]]
 class RowParts(Parts):
     """Parts of some hundred rows each; a row is found by the mark of what it was made from.
 
-    Each part is a safetensors file with the marks (n, 16) and tensors (n, ...). A mark is a hash
-    of the input, such as name, size and time of a file, so an input that changed is computed again.
+    Each part is a safetensors file with the marks (n, 16) and tensors (n, ...). A mark is that of
+    the input's content (:mod:`semigpc.io.content`), so an input that changed is computed again.
 
     Args:
         shapes: for each kind of part, its tensors by name and the shape of one row of each.

@@ -14,12 +14,13 @@ weight
     w_c = (estimated share of c among the unlabelled rows) / (share of c among the held-out labels)
 
 and intervals are those of (sum w)^2 / sum w^2 labels. Accuracy, recall and confusions are plain
-counts.
+counts. Copies (:class:`semigpc.estimator.Copies`) are held out together, and those with the same
+label count once.
 """
 
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, NamedTuple, TypedDict
@@ -35,6 +36,7 @@ from sklearn.semi_supervised import LabelSpreading, SelfTrainingClassifier
 
 from semigpc.estimator import LeftOutLabels, SemiGPClassifier
 from semigpc.estimator.answers import Interval95, wilson
+from semigpc.estimator.copies import counted_once
 from semigpc.gp.certainty import reliability
 from semigpc.gp.scales import draw_by_class
 from semigpc.report.labeling_summary import (
@@ -42,6 +44,7 @@ from semigpc.report.labeling_summary import (
     Accuracy,
     ClassEvidence,
     Confusion,
+    CopyGroup,
     Evidence,
     Method,
     Suspect,
@@ -153,14 +156,18 @@ def cross_validate(
     start = time.perf_counter()
     names = model.classes_.astype(str)
     codes = np.searchsorted(names, labels.astype(str)).astype(np.int64)
-    fold_of = assign_folds(codes, FOLDS, seed)
+    groups = model.copy_groups_
+    fold_of = assign_folds(codes, groups, FOLDS, seed)
     held = _hold_out(model, len(unlabeled), fold_of)
     scores = score(held.codes, held.predicted, held.folds)
     own = _own_method(scores, seconds=time.perf_counter() - start)
     drawn = _draw(codes, seed)
-    drawn_folds = assign_folds(codes[drawn], FOLDS, seed) if len(drawn) < len(codes) else fold_of
+    drawn_folds = assign_folds(codes[drawn], groups[drawn], FOLDS, seed)
     tick = _ticker(drawn_folds, progress)
-    peers = compare_peers(features[drawn], codes[drawn], unlabeled, drawn_folds, tick=tick)
+    counted = counted_once(groups[drawn], codes[drawn])
+    peers = compare_peers(
+        features[drawn], codes[drawn], unlabeled, drawn_folds, counted=counted, tick=tick
+    )
     plain = wilson(float(held.right.sum()), len(held.codes))
     bins, ece = reliability(
         held.confidence, held.right, bins=RELIABILITY_BINS, weights=held.weights
@@ -171,7 +178,7 @@ def cross_validate(
         labels=len(labels),
         used=len(drawn),
         held_out=len(held.codes),
-        never_held_out=names[np.unique(codes[fold_of == STAYS])].tolist(),
+        never_held_out=names[np.setdiff1d(codes, held.codes)].tolist(),
         hyper_parameters="of all labels",
         weighted=len(unlabeled) > 0,
         accuracy=_accuracy(plain, scores["accuracy_std"]),
@@ -230,32 +237,37 @@ def _draw(codes: Codes, seed: int) -> Codes:
 # Holding labels out -------------------------------------------------------------------------------
 
 
-def assign_folds(codes: Codes, folds: int, seed: int) -> Codes:
+def assign_folds(codes: Codes, groups: Codes, folds: int, seed: int) -> Codes:
     """Return the fold (n,) in which each label is held out, or STAYS for the only one of a class.
 
     Every class is spread over the folds as evenly as possible, one class continuing where the last
     ended, so that folds are equally large and a class with two labels or more always keeps one to
     learn from. A class with a single label is not held out, since the model would not know the
-    class then.
+    class then. Copies are in one fold; a group of them counts as one label, of its first class.
 
     Args:
-        codes: (n,) classes. folds: how many. seed: decides which label goes where.
+        codes: (n,) classes. groups: (n,) of copies. folds: how many.
+        seed: decides which label goes where.
     """
     rng = np.random.default_rng(seed)
-    fold_of = np.full(len(codes), STAYS, dtype=np.int64)
+    _, first, group = np.unique(groups, return_index=True, return_inverse=True)
+    fold_of = np.full(len(first), STAYS, dtype=np.int64)
     next_fold = 0
     for c in np.unique(codes):
-        members = rng.permutation(np.flatnonzero(codes == c))
+        members = group[rng.permutation(np.sort(first[codes[first] == c]))]
         if len(members) > 1:
             fold_of[members] = (next_fold + np.arange(len(members))) % folds
             next_fold = (next_fold + len(members)) % folds
-    return fold_of
+    for c in np.unique(codes):  # copies may have other classes than the first of them
+        if len(np.unique(fold_of[group[codes == c]])) == 1:
+            fold_of[group[codes == c]] = STAYS
+    return fold_of[group]
 
 
 def _hold_out(model: SemiGPClassifier, unlabeled: int, fold_of: Codes) -> HeldOut:
     """Predict the labels of each fold by the others; one label at a time for an ensemble of GPs."""
     left = model.leave_one_out(fold_of if model.engine_ == "exact" else None)
-    held = fold_of != STAYS
+    held = (fold_of != STAYS) & counted_once(left.groups, left.codes)
     is_open = (left.variance > model.outlier_variance_) | (left.decided != left.likeliest)
     return HeldOut(
         rows=left.rows[held],
@@ -407,14 +419,16 @@ def suspicion(left: LeftOutLabels) -> Floats:
 
     with n_c the labels of class c. Where any label may be wrong, a larger share is wrong among the
     labels of a small class, so q, under the frequencies of the labels, finds wrong ones better than
-    p, under equal ones. -1 for the only label of a class, which no other label can check. O(n C).
+    p, under equal ones. -1 for the only label of a class but for copies, which no other label can
+    check. O(n C).
     """
     probs = left_out_probs(left)
     own = np.arange(len(left.codes))
     p_given = probs[own, left.codes]
     probs[own, left.codes] = 0.0
     p_other = probs.max(axis=1)
-    is_only = np.bincount(left.codes, minlength=probs.shape[1])[left.codes] < 2
+    distinct = left.codes[counted_once(left.groups, left.codes)]
+    is_only = np.bincount(distinct, minlength=probs.shape[1])[left.codes] < 2
     suspicions: Floats = np.where(is_only, -1.0, p_other / np.maximum(p_other + p_given, 1e-300))
     return suspicions
 
@@ -446,6 +460,32 @@ def find_suspects(model: SemiGPClassifier) -> list[Suspect]:
         for i in np.argsort(-suspicions, kind="stable")
         if suspicions[i] >= SUSPICION
     ]
+
+
+# Copies -------------------------------------------------------------------------------------------
+
+
+def labels_once(model: SemiGPClassifier, labels: Sequence[str]) -> NDArray[Any]:
+    """Return the given labels (n,), of copies with the same label one."""
+    _, codes = np.unique(labels, return_inverse=True)
+    return np.array(labels, dtype=object)[counted_once(model.copy_groups_, codes)]
+
+
+def copy_groups(
+    model: SemiGPClassifier, ids: Sequence[str], labels: Sequence[str]
+) -> list[CopyGroup]:
+    """Return the groups of copies among the labelled rows, those with different labels first.
+
+    Args:
+        model: fitted on the rows. ids, labels: n each, in the order of the row numbers.
+    """
+    members: dict[int, CopyGroup] = {}
+    for group, name, label in zip(model.copy_groups_.tolist(), ids, labels, strict=True):
+        entry = members.setdefault(group, {"ids": [], "labels": []})
+        entry["ids"].append(name)
+        entry["labels"].append(label)
+    several = [entry for entry in members.values() if len(entry["ids"]) > 1]
+    return sorted(several, key=lambda entry: len(set(entry["labels"])) == 1)
 
 
 # Other methods ------------------------------------------------------------------------------------
@@ -575,18 +615,20 @@ def compare_peers(
     unlabeled: Features,
     fold_of: Codes,
     *,
+    counted: NDArray[np.bool_],
     tick: Callable[[], None] | None = None,
 ) -> list[Method]:
     """Predict the labels of each fold by every classifier of COMPARED.
 
     Args:
         features: (n, D) labelled rows. codes: (n,) their classes. fold_of: (n,) from
-            ``assign_folds``.
+            ``assign_folds``. counted: (n,) from ``counted_once``.
         unlabeled: (u, D) rows without labels, which count in means and deviations of the columns.
         tick: called after each fold of each peer.
     """
     return [
-        _measure_peer(PEERS[name], features, codes, unlabeled, fold_of, tick) for name in COMPARED
+        _measure_peer(PEERS[name], features, codes, unlabeled, fold_of, counted, tick)
+        for name in COMPARED
     ]
 
 
@@ -596,11 +638,12 @@ def _measure_peer(
     codes: Codes,
     unlabeled: Features,
     fold_of: Codes,
+    counted: NDArray[np.bool_],
     tick: Callable[[], None] | None,
 ) -> Method:
     """Cross-validate one peer; an exception of scikit-learn becomes ``failed``."""
     start = time.perf_counter()
-    measured = fold_of != STAYS
+    measured = (fold_of != STAYS) & counted
     predicted = np.full(len(codes), -1, dtype=np.int64)
     remarks: list[str] = []
     failed = None

@@ -26,13 +26,19 @@ import numpy as np
 from semigpc.estimator import STATUSES, SemiGPClassifier
 from semigpc.estimator.promise import PROBABILITY
 from semigpc.io.atomic import JsonObject, facts_of, locked, read_json, write_json, write_text
-from semigpc.io.errors import DataError, ImageError
+from semigpc.io.errors import DataError
 from semigpc.io.parts import Key
 from semigpc.io.paths import is_image_name, unusable, walk
 from semigpc.io.text import listed, nearly_equal, ordered
 from semigpc.labeling import outputs
 from semigpc.labeling.columns import FILE_NAME, LABEL, ColumnOptions, read_label_table
-from semigpc.labeling.evidence import CrossValidation, cross_validate, too_few
+from semigpc.labeling.evidence import (
+    CrossValidation,
+    copy_groups,
+    cross_validate,
+    labels_once,
+    too_few,
+)
 from semigpc.labeling.project import (
     FILE,
     VERSION,
@@ -54,7 +60,7 @@ from semigpc.labeling.scan import (
 from semigpc.labeling.source import TableSource, open_source
 from semigpc.models.encoder import EmbedConfig, embed_folder
 from semigpc.report.labeling_page import NO_IMAGES, report_images, write_labeling_report
-from semigpc.report.labeling_summary import LabelingSummary, PromiseFacts
+from semigpc.report.labeling_summary import CopyGroup, LabelingSummary, PromiseFacts
 
 SHARD_ROWS = 65_536  # labelled at a time at most ...
 SHARD_BYTES = 2**28  # ... and fewer if their embeddings take more memory than this
@@ -66,6 +72,7 @@ LEARNED = ("length_scale", "noise_std", "logit_scale", "scaling", "self_training
 LABELS_TO_AIM_AT = 10  # of a class, where no class got a new label
 LEAST_MORE_LABELS = 2  # to ask for
 NO_REPORT = "Nothing was held out: cross-validation was skipped."
+CONFLICTS_NAMED = 3  # groups of copies with different labels that a note names
 
 
 # Settings and inputs ------------------------------------------------------------------------------
@@ -150,7 +157,7 @@ def open_images(
 ) -> Inputs:
     """Check the labels of a folder of images, then embed the images, which may take hours.
 
-    Images that have an embedding already are not embedded again.
+    Without ``overwrite``, images that have an embedding already are not embedded again.
 
     Raises:
         DataError: an input is missing or cannot be used. ImageError: an image cannot be read.
@@ -168,21 +175,15 @@ def open_images(
     notes: list[str] = []
     labels = _image_labels(settings, root, notes)
     table = settings.out / EMBEDDINGS
-    embed = partial(
-        embed_folder,
+    result = embed_folder(
         root,
         table,
         settings.embed,
         skip_bad=settings.skip_bad,
+        overwrite=overwrite,
         follow_links=settings.follow_links,
         progress=progress,
     )
-    try:
-        result = embed()  # also with overwrite=True: embeddings that still fit are used again
-    except DataError as error:
-        if isinstance(error, ImageError) or not overwrite:
-            raise
-        result = embed(overwrite=True)
     bad = {name for name, _ in result.bad}
     if bad:
         notes.append(
@@ -274,7 +275,8 @@ def label_data(
     summary is read from the folder.
 
     Args:
-        settings: what to label, and how. overwrite: replace labels that were made otherwise.
+        settings: what to label, and how.
+        overwrite: begin from the start, and replace what the folder holds.
         progress: called with (stage, how much is done, of how much if that is known).
 
     Raises:
@@ -520,7 +522,7 @@ def measure(
 ) -> CrossValidation | None:
     """Cross-validate if ``settings.report`` is set and there are enough labels."""
     labels = np.array(gathered.labels, dtype=object)
-    if not settings.report or too_few(labels):
+    if not settings.report or too_few(labels_once(model, gathered.labels)):
         return None
     report = partial(progress, "cross-validating")
     return cross_validate(
@@ -542,7 +544,8 @@ def summarise(
     id_of = dict(zip(gathered.labelled.tolist(), gathered.ids, strict=True))
     evidence = measured.evidence if measured else None
     suspects = evidence["suspects"] if evidence else []
-    why_none = too_few(np.array(gathered.labels, dtype=object)) if settings.report else NO_REPORT
+    copies = copy_groups(model, gathered.ids, gathered.labels)
+    why_none = too_few(labels_once(model, gathered.labels)) if settings.report else NO_REPORT
     unlabelled = gathered.rows - len(gathered.labelled) - len(gathered.bad)
     return {
         "title": f"Labels for {settings.data.name}",
@@ -572,9 +575,10 @@ def summarise(
             "rows in the sample": len(gathered.sample),
         },
         "settings": _settings_facts(settings, inputs.source),
-        "notes": _notes(inputs, gathered, unlabelled),
+        "notes": [*_notes(inputs, gathered, unlabelled), *_copy_notes(copies)],
         "outliers": tally.outliers,
         "suspects": [{"id": id_of[suspect["row"]], **suspect} for suspect in suspects],
+        "copies": copies,
         "evidence": evidence,
         "why_none": why_none,
     }
@@ -647,3 +651,31 @@ def _notes(inputs: Inputs, gathered: Scan, unlabelled: int) -> list[str]:
         rest = "other row" if len(gathered.bad) else "row"
         notes.append(f"Every {rest} already has a label: there was nothing to label.")
     return notes
+
+
+def _copy_notes(copies: list[CopyGroup]) -> list[str]:
+    """Return what to know about labelled rows that are copies of each other."""
+    if not copies:
+        return []
+    rows = sum(len(group["ids"]) for group in copies)
+    notes = [
+        f"Labelled rows that are copies of each other: {rows}, in {len(copies)} groups. Copies "
+        "with the same label count as one label, and are left out together wherever labels are."
+    ]
+    conflicts = [group for group in copies if len(set(group["labels"])) > 1]
+    if conflicts:
+        named = "; ".join(
+            " and ".join(f"{name} ({label})" for name, label in _one_each(group))
+            for group in conflicts[:CONFLICTS_NAMED]
+        )
+        notes.append(
+            f"Groups of copies with different labels: {len(conflicts)}, such as {named}. Correct "
+            "the wrong labels; report.html and summary.json list the groups."
+        )
+    return notes
+
+
+def _one_each(group: CopyGroup) -> list[tuple[str, str]]:
+    """Return id and label of the first row with each label."""
+    first = dict(zip(reversed(group["labels"]), reversed(group["ids"]), strict=True))
+    return [(first[label], label) for label in dict.fromkeys(group["labels"])]

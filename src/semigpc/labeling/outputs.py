@@ -13,7 +13,6 @@ LABEL_STUDIO_LOCAL_FILES_DOCUMENT_ROOT, the parent of the folder of images.
 """
 
 import csv
-import hashlib
 import json
 import shutil
 from collections import Counter
@@ -46,6 +45,7 @@ from semigpc.io.atomic import (
     write_json,
     writing,
 )
+from semigpc.io.content import file_mark, joined_mark
 from semigpc.io.errors import DataError
 from semigpc.io.parts import Folder, Key, Parts, key_difference, key_digest
 from semigpc.io.text import spreadsheet_cell
@@ -471,16 +471,15 @@ def _check_files(finished: Finished) -> None:
 
 
 def files_hash(files: Sequence[Path]) -> str:
-    """Return a hash of the names, sizes and times of files, without reading them."""
-    facts = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+    """Return a hash of the names and contents of files, which are read."""
+    return joined_mark([path.name for path in files], [file_mark(path) for path in files])
 
 
 def content_hash(path: Path | None) -> str | None:
     """Return a hash of the content of a file; None if there is none."""
     if path is None or not path.is_file():
         return None
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    return file_mark(path).hex()
 
 
 class OutFolder:

@@ -26,9 +26,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from semigpc.io.atomic import locked, remove_drafts, write_text, writing
+from semigpc.io.content import content_mark, file_mark, joined_mark
 from semigpc.io.errors import DataError, ImageError, NotExportableError, SettingsError
 from semigpc.io.images import RangeNote, read_squares
-from semigpc.io.parts import MARK_BYTES, Folder, RowParts
+from semigpc.io.parts import Folder, RowParts
 from semigpc.io.paths import EXTENSIONS, Bad, checked, sorted_images
 from semigpc.io.tables import EmbeddingTable, TableKey
 from semigpc.io.text import printable
@@ -48,6 +49,7 @@ HUB = "timm"  # as EmbedConfig.pretrained: weights of timm's hub
 NO_WEIGHTS = "none"  # the same: random weights, the same ones every time
 AUTO = "auto"  # the same: the embedded weights if the network has some, timm's otherwise
 GROUP_ROWS = 4096  # rows of a table of embeddings that are written together
+MARKS_REPORTED = 500  # images that are read, to see whether they changed, between two reports
 
 Outputs = dict[str, NDArray[np.float32]]
 Progress = Callable[[str, int, int | None], None]  # stage, images done, images to do
@@ -407,16 +409,17 @@ def embed_folder(
     """Write the embeddings of all images below ``folder`` to ``out``, sorted by name.
 
     Hidden files are left out. Finished parts are kept beside ``out`` in "<out>.parts" until all are
-    finished, so that the same call continues after a stop. Images that cannot be read, and links
-    that lead out of the folder, are listed in "<out>.bad.txt". Memory: the names, some thousand
-    rows, and a few batches of images per core.
+    finished, so that the same call continues after a stop. An image is known by its content: it is
+    read to see whether it has changed, and images of equal content are embedded once. Images that
+    cannot be read, and links that lead out of the folder, are listed in "<out>.bad.txt". Memory:
+    the names, some thousand rows, and a few batches of images per core.
 
     Args:
         folder: of images, at any depth.
         out: a .parquet file.
         config: the network; the embedded one by default.
         skip_bad: leave out images that cannot be read instead of raising an error at the end.
-        overwrite: replace an existing table, and parts that were made differently.
+        overwrite: begin from the start, and replace an existing table.
         follow_links: use links that lead out of the folder.
         progress: called with stage, images done and images to do after every batch, and once with
             a line on the number of images, the network, and the expected time.
@@ -429,7 +432,7 @@ def embed_folder(
     table = EmbeddingTable(out)
     with locked(out.parent, out.name):
         remove_drafts(out.parent, out.name)
-        images = _images(folder, follow_links=follow_links)
+        images = _images(folder, follow_links=follow_links, progress=progress)
         config = config or EmbedConfig()
         return _embed_images(images, table, config, skip_bad, overwrite, progress)
 
@@ -454,36 +457,40 @@ def _embed_images(
         _list_bad(bad, rows, table, skip_bad=skip_bad)
         return EmbedResult(table.path, rows, bad, None, key)
     _begin(parts, overwrite=overwrite)
-    marks = {name: _mark(name, fact) for name, fact in images.facts.items()}
+    marks = images.marks
     known = parts.index("rows")
-    missing = [name for name, mark in marks.items() if mark not in known]
-    broken: list[Bad] = []
+    missing = {mark: name for name, mark in reversed(marks.items()) if mark not in known}
+    reasons: dict[bytes, str] = {}
     if missing:
-        broken = _embed(encoder, images.root, missing, marks, parts, config, progress)
-    unread = {name for name, _ in broken}
-    good = [name for name in marks if name not in unread]
-    bad = sorted(images.bad + broken)
+        names = sorted(missing.values())
+        broken = _embed(encoder, images.root, names, marks, parts, config, progress)
+        reasons = {marks[name]: reason for name, reason in broken}
+    good = [name for name, mark in marks.items() if mark not in reasons]
+    unread = [(name, reasons[mark]) for name, mark in marks.items() if mark in reasons]
+    bad = sorted(images.bad + unread)
     _list_bad(bad, len(good), table, skip_bad=skip_bad)
     table.write(_groups(parts, good, marks), key, images=images.digest, bad=bad)
     parts.remove_all()
-    return EmbedResult(table.path, len(good), bad, len(missing) - len(broken), key)
+    made = sum(marks[name] in missing for name in good)
+    return EmbedResult(table.path, len(good), bad, made, key)
 
 
 class _Images(NamedTuple):
-    """The resolved folder, its images with size and time, and images that cannot be used."""
+    """The resolved folder, the marks of its images by name, and images that cannot be used."""
 
     root: Path
-    facts: dict[str, str]
+    marks: dict[str, bytes]
     bad: list[Bad]
 
     @property
     def digest(self) -> str:
         """A hash that changes when an image is added, removed or changed."""
-        listing = "".join(f"{name}\n{fact}\n" for name, fact in (*self.facts.items(), *self.bad))
-        return hashlib.sha256(listing.encode()).hexdigest()
+        names = [*self.marks, *(name for name, _ in self.bad)]
+        unused = (content_mark(reason.encode()) for _, reason in self.bad)
+        return joined_mark(names, [*self.marks.values(), *unused])
 
 
-def _images(folder: Path, *, follow_links: bool) -> _Images:
+def _images(folder: Path, *, follow_links: bool, progress: Progress) -> _Images:
     if not checked(folder).is_dir():
         what = "is a file" if folder.exists() else "does not exist"
         raise DataError(f"{folder} {what}. Give a folder of images.")
@@ -492,15 +499,20 @@ def _images(folder: Path, *, follow_links: bool) -> _Images:
     if not names and not bad:
         endings = ", ".join(sorted(EXTENSIONS))
         raise DataError(f"There are no images below {folder}. Known endings: {endings}.")
-    facts = {}
-    for name in names:
-        stat = (root / name).stat()
-        facts[name] = f"{stat.st_size} {stat.st_mtime_ns}"
-    return _Images(root, facts, bad)
 
+    def mark(name: str) -> bytes:
+        try:
+            return file_mark(root / name)
+        except OSError:  # decoding it fails too, and gives the reason
+            return content_mark(name.encode())
 
-def _mark(name: str, fact: str) -> bytes:
-    return hashlib.blake2b(f"{name}\n{fact}".encode(), digest_size=MARK_BYTES).digest()
+    marks = {}
+    with closing(_ahead(mark, names, granted())) as found:
+        for name, own in zip(names, found, strict=True):
+            marks[name] = own
+            if len(marks) % MARKS_REPORTED == 0:
+                progress("reading", len(marks), len(names))
+    return _Images(root, marks, bad)
 
 
 def _parts_of(table: EmbeddingTable, key: TableKey) -> RowParts:
@@ -515,14 +527,14 @@ def _parts_of(table: EmbeddingTable, key: TableKey) -> RowParts:
 
 
 def _begin(parts: RowParts, *, overwrite: bool) -> None:
-    """Prepare the parts; those that were made differently are deleted or raise an error."""
-    difference = parts.difference()
-    if difference is not None and not overwrite:
+    """Prepare the parts; earlier ones are deleted with ``overwrite``, and must fit without."""
+    difference = None if overwrite else parts.difference()
+    if difference is not None:
         raise DataError(
             f"{parts.folder.place} holds parts of a table that was made differently: {difference}. "
             "Use the same settings to continue it, or pass overwrite=True to begin again."
         )
-    parts.begin(afresh=difference is not None)
+    parts.begin(afresh=overwrite)
 
 
 def _groups(

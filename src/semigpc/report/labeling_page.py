@@ -19,6 +19,7 @@ from pyarrow import compute, parquet
 from semigpc.io.errors import ImageError
 from semigpc.io.images import thumbnail
 from semigpc.io.paths import image_path
+from semigpc.io.text import listed
 from semigpc.report import style
 from semigpc.report.charts import (
     GIVEN_LOOK,
@@ -32,6 +33,7 @@ from semigpc.report.charts import (
 from semigpc.report.labeling_summary import (
     ClassEvidence,
     Confusion,
+    CopyGroup,
     Evidence,
     LabelingSummary,
     Method,
@@ -41,6 +43,7 @@ from semigpc.report.style import BLUE, FONT, GREEN, INK, MUTED, ORANGE, PAPER, C
 from semigpc.report.wording import count, counted, duration, flatten, no_new_labels, percent, short
 
 LISTED = 100  # rows of a list; the tables of the folder have them all
+COPIES_NAMED = 6  # rows of a group of copies that are named
 PAIRS_DRAWN = 15  # pairs of confused classes; the table has more
 INTERVAL = "95% interval"
 OFFSET: Look = {"textcoords": "offset points", "color": INK}  # of numbers beside bars
@@ -210,6 +213,7 @@ def write_labeling_report(
         "totals": {"given": sum(facts["given"]), "pseudo": sum(facts["pseudo"])},
         "confusions": evidence["confusions"] if evidence else [],
         "suspects": facts["suspects"],
+        "copies": [_copies_row(group) for group in facts["copies"]],
         "outliers": facts["outliers"],
         "outlier_count": facts["statuses"]["outlier"],
         "methods": methods,
@@ -220,6 +224,13 @@ def write_labeling_report(
         "listed": LISTED,
     }
     return style.write_page(path, "labeling.html", context)
+
+
+def _copies_row(group: CopyGroup) -> dict[str, str | int]:
+    """Return a row of the table of copies."""
+    labels = listed(list(dict.fromkeys(group["labels"])), COPIES_NAMED)
+    ids = listed(group["ids"], COPIES_NAMED)
+    return {"labels": labels, "rows": len(group["ids"]), "ids": ids}
 
 
 def _unlabelled(facts: LabelingSummary) -> int:

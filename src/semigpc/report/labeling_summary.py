@@ -22,6 +22,13 @@ class NamedSuspect(Suspect):
     id: str
 
 
+class CopyGroup(TypedDict):
+    """Labelled rows that are copies of each other, and the label of each."""
+
+    ids: list[str]
+    labels: list[str]
+
+
 class Outlier(TypedDict):
     """A row unlike everything labelled, with its most probable class."""
 
@@ -153,6 +160,7 @@ class LabelingSummary(TypedDict):
         notes: sentences that the reader should see first.
         outliers: the farthest first; at most as many as the page lists.
         suspects: the most suspicious first.
+        copies: those with different labels first.
         evidence: None if nothing was held out. why_none: the reason, in a sentence.
         seconds: that labelling took. engine, partitions: of labelling on Ray.
     """
@@ -177,6 +185,7 @@ class LabelingSummary(TypedDict):
     notes: list[str]
     outliers: list[Outlier]
     suspects: list[NamedSuspect]
+    copies: list[CopyGroup]
     evidence: Evidence | None
     why_none: str
     seconds: NotRequired[float]

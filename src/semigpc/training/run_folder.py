@@ -49,7 +49,7 @@ from semigpc.io.atomic import (
 )
 from semigpc.io.errors import CheckpointError, FileError, RunError, SettingsError, WriteError
 from semigpc.io.tensors import open_tensors, remove_unfinished_tensors, save_tensors
-from semigpc.io.text import printable
+from semigpc.io.text import listed, printable
 from semigpc.io.threads import cores
 from semigpc.io.versions import versions
 from semigpc.training.experiment import Experiment, flattened, upgraded
@@ -339,6 +339,27 @@ class RunFolder:
                 "they were, or start a new run."
             )
 
+        self._check_contents(splits)
+
+    def _check_contents(self, splits: Splits) -> None:
+        """Raise a :class:`RunError` if an image is not the one that the run was started with.
+
+        Every image is read. Runs of earlier versions, which stored no marks, are not checked.
+        """
+        arrays = splits.indices()
+        for part, image_set in splits.parts():
+            before = self._split_array(f"{part}_marks")
+            now = arrays[f"{part}_marks"]
+            if before is None or np.array_equal(before, now):
+                continue
+            changed = list(image_set.names)
+            if before.shape == now.shape:
+                changed = [changed[i] for i in np.flatnonzero((before != now).any(axis=1))]
+            raise RunError(
+                f"{len(changed)} images of the {part} part have changed since {self.path} was "
+                f"started: {listed(changed, 3)}. Put them back as they were, or start a new run."
+            )
+
     def changed(self, experiment: Experiment) -> str:
         """Return the settings that differ from those the run was started with, as text."""
         before = flattened(self.experiment().to_plain())
@@ -387,12 +408,16 @@ class RunFolder:
 
     def split_names(self, part: str) -> list[str]:
         """Return the names of a part's images as in ``split.npz``; empty if it has no such part."""
+        names = self._split_array(f"{part}_names")
+        return [] if names is None else [str(name) for name in names]
+
+    def _split_array(self, key: str) -> NDArray[Any] | None:
+        """Return an array of ``split.npz``; None if it has no such array."""
         path = self.split_indices
-        key = f"{part}_names"
         try:
             must_be_file(path)
             with np.load(path, allow_pickle=False) as saved:
-                return [str(name) for name in saved[key]] if key in saved else []
+                return cast("NDArray[Any] | None", saved.get(key))
         except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
             raise RunError(f"{path} cannot be read: {error}. {PUT_BACK}") from error
 
