@@ -39,7 +39,7 @@ CELL = "One cell of a comparison"
 ANSWER = "One answer"
 # An answer has one more than the 12 that were planned: the exact GP and its tiled inverse are two
 # files, as together they would have 750 lines.
-MOST_FILES = {BATCH: 23, ROW: 23, CELL: 17, ANSWER: 13}
+MOST_FILES = {BATCH: 23, ROW: 23, CELL: 17, ANSWER: 14}
 COMPOUND = (ast.For, ast.If, ast.Match, ast.Try, ast.While, ast.With)
 
 

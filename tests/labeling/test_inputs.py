@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from semigpc.labeling import label as inputs_module
 from semigpc.labeling.columns import ColumnOptions
 from semigpc.labeling.label import LabelSettings, is_image_folder, label_data
 from semigpc.labeling.project import Project
-from semigpc.models.encoder import EmbedConfig
+from semigpc.models.encoder import EmbedConfig, EmbedResult
 from tests.labeling.samples import write_labels
 
 TINY = EmbedConfig(model="test_resnet", pretrained="none", image_size=32)
@@ -124,6 +125,24 @@ def test_another_network_is_refused_unless_overwritten(wanted: LabelSettings) ->
     ):
         label_data(other)
     assert label_data(other, overwrite=True)["rows"] == 24
+
+
+def test_to_overwrite_is_to_embed_from_the_start(
+    wanted: LabelSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    label_data(wanted)
+    made: list[int | None] = []
+    embed = inputs_module.embed_folder
+
+    def counted(*arguments: Any, **options: Any) -> EmbedResult:
+        result = embed(*arguments, **options)
+        made.append(result.made)
+        return result
+
+    monkeypatch.setattr(inputs_module, "embed_folder", counted)
+    label_data(wanted)
+    label_data(wanted, overwrite=True)
+    assert made == [None, 24]
 
 
 def test_which_folders_hold_images(wanted: LabelSettings, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -237,6 +238,38 @@ def test_changed_data_are_noticed(tmp_path: Path) -> None:
     write(tmp_path, "parquet", X[:299], IDS[:299])
     with pytest.raises(DataError, match="the data content has changed since"):
         label_data(settings(tmp_path))
+
+
+def test_data_replaced_by_others_of_the_same_size_and_time_are_noticed(tmp_path: Path) -> None:
+    table = write(tmp_path, "npz", X, IDS)
+    label_data(settings(tmp_path, data=table))
+    before = table.stat()
+    write(tmp_path, "npz", X[::-1], IDS)
+    os.utime(table, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert table.stat().st_size == before.st_size
+    with pytest.raises(DataError, match="the data content has changed since"):
+        label_data(settings(tmp_path, data=table))
+
+
+def test_copies_are_counted_and_those_with_different_labels_are_named(tmp_path: Path) -> None:
+    given = list(LABELS)[:20]
+    places = [IDS.index(name) for name in given]
+    rows = np.concatenate([X, X[places], X[places[:1]]])
+    copied = [f"copy {i}" for i in range(len(places) + 1)]
+    other = next(name for name in CLASSES if name != LABELS[given[0]])
+    labels = LABELS | {f"copy {i}": LABELS[name] for i, name in enumerate(given)}
+    path = write_labels(tmp_path / "copied.csv", labels | {copied[-1]: other})
+    write(tmp_path, "parquet", rows, [*IDS, *copied])
+    summary = label_data(settings(tmp_path, labels=path, report=True))
+    assert [len(group["ids"]) for group in summary["copies"]] == [3] + [2] * 19
+    assert summary["copies"][0]["ids"] == [given[0], copied[0], copied[-1]]
+    counted, conflict = summary["notes"][-2:]
+    assert "41, in 20 groups" in counted
+    assert f"1, such as {given[0]} ({LABELS[given[0]]}) and {copied[-1]} ({other})" in conflict
+    evidence = summary["evidence"]
+    assert evidence is not None
+    assert evidence["held_out"] == len(LABELS) + 1  # of 57 labels
+    assert copied[-1] in (tmp_path / "out" / "report.html").read_text()
 
 
 def test_the_aim_decides_how_much_is_labelled(usual: Path, tmp_path: Path) -> None:

@@ -1,15 +1,21 @@
 """Reading what a run has left: resumed steps once, matrices only where they are drawn, problems."""
 
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from semigpc.data import Splits, arrays, folder
 from semigpc.io.atomic import sealed
 from semigpc.io.errors import RunError
 from semigpc.training.run_folder import RunFolder, read_run
+from tests.data.samples import random_image
 from tests.report.synthetic import write_run
+from tests.training.small_runs import small_run
 
 
 def append(folder: Path, *entries: dict[str, Any]) -> None:
@@ -123,3 +129,37 @@ def test_an_edited_summary_is_shown_with_a_warning_and_rejected_by_the_strict_re
     assert "sha256" in problem
     with pytest.raises(RunError, match="sha256"):
         folder.read_summary()
+
+
+def folder_of_images(root: Path, seed: int) -> Splits:
+    """Images in class folders, each of 174 bytes and from the beginning of time."""
+    rng = np.random.default_rng(0)
+    for number, name in enumerate(("ant/0", "ant/1", "bee/0", "bee/1", "unlabeled/0")):
+        image = random_image(6, 5, np.random.default_rng(seed) if number == 3 else rng)
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        image.save(root / f"{name}.bmp")
+        os.utime(root / f"{name}.bmp", ns=(0, 0))
+    return folder.load(folder.FolderConfig(root=str(root)), seed=0)
+
+
+def array_of_images(root: Path, seed: int) -> Splits:
+    root.mkdir(exist_ok=True)
+    images = np.random.default_rng(0).integers(256, size=(5, 6, 5), dtype=np.uint8)
+    images[3] = np.random.default_rng(seed).integers(256, size=(6, 5))
+    np.savez(root / "x.npz", x_labeled=images[:4], y_labeled=[0, 0, 1, 1], x_unlabeled=images[4:])
+    os.utime(root / "x.npz", ns=(0, 0))
+    return arrays.load(arrays.ArraysConfig(path=str(root / "x.npz")), seed=0)
+
+
+@pytest.mark.parametrize(
+    ("make", "name"), [(folder_of_images, "bee/1.bmp"), (array_of_images, "x_labeled/3")]
+)
+def test_a_run_is_not_resumed_on_an_image_of_other_content(
+    tmp_path: Path, make: Callable[[Path, int], Splits], name: str
+) -> None:
+    experiment = small_run()
+    run = RunFolder(tmp_path / "run")
+    run.start(experiment, make(tmp_path / "data", 1))
+    run.check_same(experiment, make(tmp_path / "data", 1))
+    with pytest.raises(RunError, match=rf"1 images of the labeled part .*'{name}'.*Put them back"):
+        run.check_same(experiment, make(tmp_path / "data", 2))

@@ -59,7 +59,7 @@ def embed(
     ] = False,
     follow_links: FollowLinks = False,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace an existing table.")
+        bool, typer.Option("--overwrite", help="Begin from the start; replace a table.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -96,7 +96,8 @@ def embed(
                 progress=bar.show,
             )
         except KeyboardInterrupt:
-            say("finished parts are kept; run the same command to continue", err=True)
+            if not overwrite:
+                say("finished parts are kept; run the same command to continue", err=True)
             raise
     _print_result(result, quiet=as_json)
     if as_json:

@@ -121,7 +121,7 @@ def label(
         bool, option("--skip-bad", WORK, None, "Skip unreadable images and rows with NaN.")
     ] = False,
     overwrite: Annotated[
-        bool, option("--overwrite", WORK, None, "Replace labels made with other settings.")
+        bool, option("--overwrite", WORK, None, "Begin from the start; replace what is there.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -177,7 +177,8 @@ def label(
             else:
                 summary = label_data(settings, overwrite=overwrite, progress=bar.show)
     except KeyboardInterrupt:
-        say("finished parts are kept; run the same command to continue", err=True)
+        if not overwrite:
+            say("finished parts are kept; run the same command to continue", err=True)
         raise
     if as_json:
         typer.echo(json.dumps(summary, indent=2))
