@@ -81,7 +81,12 @@ def test_left_out_labels_are_predicted_without_their_copies(
         monkeypatch.setattr(exact, "EXACT_ROWS", 100)
         monkeypatch.setattr(memory, "SPARE_SLOTS", 8)
     X, codes = frames(1, copies=3)
-    settings = {"length_scale": 2.0, "noise_std": 0.5, "logit_scale": 5.0, "scaling": "standard"}
+    settings: dict[str, Any] = {
+        "length_scale": 2.0,
+        "noise_std": 0.5,
+        "logit_scale": 5.0,
+        "scaling": "standard",
+    }
     model = SemiGPClassifier(**settings, self_training=0, random_state=0).fit(X, codes)
     assert (len(model._memory.members) > 1) == (members > 1)
     left_out = model.leave_one_out()
@@ -105,7 +110,7 @@ def test_the_grid_leaves_copies_out_together() -> None:
     together = LeftTogether(
         torch.from_numpy(groups), torch.from_numpy(counted_once(groups, codes[:30]))
     )
-    fixed = {"kernel": "rbf", "length_scale": 1.5, "noise_std": 0.4}
+    fixed: dict[str, Any] = {"kernel": "rbf", "length_scale": 1.5, "noise_std": 0.4}
     found = choose_by_grid({"none": h}, y, **fixed, together=together).error
     targets = torch.nn.functional.one_hot(y, 2).double()
     K = torch.exp(-torch.cdist(h, h).square() / (2 * 1.5**2))

@@ -112,6 +112,7 @@ def test_only_confident_rows_join_and_no_class_more_than_its_share() -> None:
         codes=labels,
         targets=torch.nn.functional.one_hot(labels).double(),
         numbers=np.flatnonzero(known),
+        groups=np.arange(known.sum()),
         unlabeled=torch.from_numpy(X[~known]),
         unlabeled_numbers=np.flatnonzero(~known),
     )

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from semigpc.io import parts, tensors
 from semigpc.io.atomic import DRAFT, locked
+from semigpc.io.content import MARK_BYTES
 from semigpc.io.errors import DataError
 from semigpc.io.parts import Folder, Parts, RowParts, Shapes, key_difference, key_digest
 from tests.fuzzing import seed
@@ -31,7 +32,7 @@ def opened(folder: Path, **changes: object) -> RowParts:
 
 
 def mark(number: int) -> bytes:
-    return number.to_bytes(parts.MARK_BYTES, "big")
+    return number.to_bytes(MARK_BYTES, "big")
 
 
 def row(number: int) -> Tensor:

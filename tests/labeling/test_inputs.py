@@ -14,7 +14,7 @@ from semigpc.labeling import label as inputs_module
 from semigpc.labeling.columns import ColumnOptions
 from semigpc.labeling.label import LabelSettings, is_image_folder, label_data
 from semigpc.labeling.project import Project
-from semigpc.models.encoder import EmbedConfig, EmbedResult
+from semigpc.models.encoder import EmbedConfig, EmbedResult, embed_folder
 from tests.labeling.samples import write_labels
 
 TINY = EmbedConfig(model="test_resnet", pretrained="none", image_size=32)
@@ -132,7 +132,7 @@ def test_to_overwrite_is_to_embed_from_the_start(
 ) -> None:
     label_data(wanted)
     made: list[int | None] = []
-    embed = inputs_module.embed_folder
+    embed = embed_folder
 
     def counted(*arguments: Any, **options: Any) -> EmbedResult:
         result = embed(*arguments, **options)

@@ -147,7 +147,8 @@ def _joined(groups: Integers, first: Integers, second: Integers) -> Integers:
     count = int(nodes.max(initial=-1)) + 1
     edges = (np.ones(len(first), dtype=bool), (nodes[first], nodes[second]))
     graph = sparse.coo_matrix(edges, shape=(count, count))
-    return connected_components(graph, directed=False)[1][nodes].astype(np.int64)
+    _, joined = connected_components(graph, directed=False)
+    return np.asarray(joined[nodes], dtype=np.int64)
 
 
 def sums_of(values: Tensor, groups: Integers) -> Tensor:
