@@ -35,7 +35,7 @@ from semigpc.data import (
 from semigpc.data.folder import load
 from semigpc.io import parts
 from semigpc.io.errors import DataError
-from semigpc.io.images import ArrayImages, FileImages, ZipImages
+from semigpc.io.images import ArrayImages, ZipImages
 from semigpc.models import SmallCNN
 from tests.data.samples import plain_view, write_images
 
