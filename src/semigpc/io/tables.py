@@ -201,8 +201,8 @@ def _parquet_rows(path: Path, choose: Choose) -> Iterator[tuple[Any, ...]]:
         )
         # Before any value is read: damaged offsets point outside of the buffers.
         table.validate(full=True)
-        names, labels = (plain_values(table.column(name)) for name in columns)
-    yield from zip(names, labels, strict=True)
+        values = [plain_values(table.column(name)) for name in columns]
+    yield from zip(*values, strict=True)
 
 
 def plain_values(column: "pyarrow.Array | pyarrow.ChunkedArray") -> list[Any]:
