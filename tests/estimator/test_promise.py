@@ -55,15 +55,21 @@ def test_what_the_labels_alone_support_is_the_bound_of_clopper_and_pearson() -> 
     assert found.expected > 0.9
 
 
-def test_too_few_labels_promise_less_and_say_how_much() -> None:
-    left, truth = draw(12, 0)
-    found = make_promise(left, truth, draw(500, 1)[0], EVEN, 0.99)
+@pytest.mark.parametrize(("labels", "possible"), [(60, 0.8), (200, 0.9)])
+def test_too_few_labels_promise_less_and_say_how_much(labels: int, possible: float) -> None:
+    left, truth = draw(labels, 0, sharper=0.5)
+    pool, _ = draw(500, 1, sharper=0.5)
+    found = make_promise(left, truth, pool, EVEN, 0.99)
     assert (found.thresholds > 1).all()
-    assert found.supported is None
-    assert found.possible is not None
-    assert found.possible < 0.99
-    less = make_promise(left, truth, draw(500, 1)[0], EVEN, found.possible)
+    assert (found.supported, found.possible) == (None, possible)
+    less = make_promise(left, truth, pool, EVEN, possible)
     assert (less.thresholds <= 1).any()
+    assert less.supported == possible
+
+
+def test_nothing_is_called_possible_that_left_out_labels_do_not_support() -> None:
+    left, truth = draw(12, 0)
+    assert make_promise(left, truth, draw(500, 1)[0], EVEN, 0.99).possible is None
 
 
 def test_labels_of_a_class_that_is_mostly_wrong_are_not_promised() -> None:

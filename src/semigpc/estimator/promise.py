@@ -50,7 +50,7 @@ EVENNESS = 0.5  # power of the share that a threshold's odds follow; 0 is one th
 LEAST_CONFIDENCE = 0.5  # a label is given out only if it is more likely right than wrong
 TRIED_THRESHOLDS = 60  # from the one that gives out FIRST_LABELS to the one that gives out all
 FIRST_LABELS = 20
-LOWER_TARGETS = tuple(x / 100 for x in range(99, 49, -1))  # tried where no label can be given out
+LOWER_TARGETS = (0.9, 0.8)  # tried where no label can be given out
 
 Array = NDArray[np.float64]
 
@@ -65,8 +65,8 @@ class Promise(NamedTuple):
         supported: the precision that left-out labels alone support with probability 90 %, at most
             the target; None if no left-out label reaches the threshold.
         expected: the mean confidence of the labels given out; None if there are none.
-        possible: where no label can be given out, the largest promise under which some could be;
-            None if there is none.
+        possible: where no label can be given out, the largest promise under which some could be,
+            and which left-out labels alone support; None if there is none.
     """
 
     thresholds: Array
@@ -101,7 +101,7 @@ def make_promise(
     if promise.expected is not None:
         return promise
     for lower in LOWER_TARGETS:
-        if lower < target and (errors.promise(lower).thresholds <= 1).any():
+        if lower < target and errors.promise(lower).supported == lower:
             return promise._replace(possible=lower)
     return promise
 
@@ -185,13 +185,26 @@ class _Errors:
         if not given.any():
             return Promise(thresholds, target)
         above = self.left_out.confidence >= thresholds[self.left_out.decided]
-        trials = self.left_out.weights[above].sum()
-        errors = self.left_out.wrong[above].sum()
-        supported = None
-        if trials > 0:
-            bound = beta.ppf(PROBABILITY, errors + 1, max(trials - errors, 1e-9))
-            supported = min(target, float(1 - bound))
+        supported = self._supported(above)
+        supported = None if supported is None else min(target, supported)
         return Promise(thresholds, target, supported, float(self.confidence[given].mean()))
+
+    def _supported(self, above: NDArray[np.bool_]) -> float | None:
+        """Return the precision that some left-out labels (n,) alone support; None without any.
+
+        The bound of Clopper and Pearson, for labels weighted by the shares of their classes and for
+        labels that count alike, the lesser of the two: estimated shares can be wrong.
+        """
+        weights = self.left_out.weights[above]
+        is_wrong = self.left_out.wrong[above] > 0
+        if not weights.sum() > 0:
+            return None
+        ways = (weights, (weights > 0).astype(np.float64))
+        bounds = [
+            beta.ppf(PROBABILITY, each[is_wrong].sum() + 1, max(each[~is_wrong].sum(), 1e-9))
+            for each in ways
+        ]
+        return float(1 - max(bounds))
 
     def _least_rank(self, rows: NDArray[np.bool_], target: float) -> float:
         """Return the least rank at which the promise is kept for rows (u,); inf if there is none.
