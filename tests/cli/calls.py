@@ -31,6 +31,13 @@ def semigpc(*arguments: str | Path) -> Result:
     return runner.invoke(app, words_of(*arguments))
 
 
+def worked(*arguments: str | Path) -> Result:
+    """Call, and check that it succeeded."""
+    done = semigpc(*arguments)
+    assert done.exit_code == 0, done.output
+    return done
+
+
 def refused(*arguments: str | Path, code: int, words: str) -> str:
     """Call, and check for that exit code and one paragraph with these words, no traceback."""
     done = semigpc(*arguments)
@@ -50,9 +57,8 @@ def start(
     *arguments: str | Path, cwd: Path, module: Sequence[str] = ("semigpc",), **options: Any
 ) -> "subprocess.Popen[str]":
     """Start the real entry point, in a process group of its own, as a terminal does."""
-    before = signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # the background of a script is deaf to it
+    # The background of a script ignores it.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         return subprocess.Popen(
             [sys.executable, "-m", *module, *words_of(*arguments)],
@@ -69,9 +75,7 @@ def start(
 
 
 def step_of(checkpoint: Path) -> int:
-    """Return the step of a checkpoint that another process may be replacing; 0 if there is none
-    yet.
-    """
+    """Return the step of a checkpoint that another process may be replacing; 0 without one."""
     while checkpoint.exists():
         try:
             return int(read_checkpoint(checkpoint).state["step"])

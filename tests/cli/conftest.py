@@ -1,6 +1,4 @@
-"""One short run on a practitioner's folder, for every test that needs a trained run and changes
-nothing in it.
-"""
+"""One short run on a practitioner's folder, for tests that change nothing in it."""
 
 from pathlib import Path
 from typing import NamedTuple

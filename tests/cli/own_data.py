@@ -1,6 +1,4 @@
-"""A practitioner's folder, made of scikit-learn's digits: three classes, few labels, the rest
-unlabelled.
-"""
+"""A practitioner's folder, made of scikit-learn's digits: three classes, few labels."""
 
 import csv
 from pathlib import Path
@@ -29,9 +27,7 @@ def make_folder(
     test: int = 5,
     side: int = SIDE,
 ) -> Path:
-    """``root/photos`` with its images in one folder; beside it ``labels.csv`` and ``test.csv``.
-    Answers with photos.
-    """
+    """Return ``root/photos``; beside it are ``labels.csv`` and ``test.csv``."""
     photos = root / "photos"
     photos.mkdir(parents=True)
     known: list[tuple[str, str]] = []

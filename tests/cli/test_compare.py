@@ -8,13 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from semigpc.cli import app
-from tests.cli.calls import refused, semigpc, start
-from tests.cli.own_data import CLASSES, make_folder, pixels
+from tests.cli.calls import refused, start, worked
+from tests.cli.own_data import make_folder
 
-runner = CliRunner()
 SHORT = "--set train.steps=8 --set train.eval_steps=8 --set train.threads=1"
 SHORT_GP = f"{SHORT} --set refiner.warmup_steps=2"
 
@@ -22,25 +19,22 @@ SHORT_GP = f"{SHORT} --set refiner.warmup_steps=2"
 @pytest.mark.slow
 def test_compare_writes_tables_and_a_page_for_each_ratio(tmp_path: Path) -> None:
     command = "compare digits --algorithm fixmatch --ratio 10 --ratio 30 --seeds 2"
-    done = semigpc(command, SHORT_GP, "--json --out", tmp_path)
-    assert done.exit_code == 0, done.output
+    done = worked(command, SHORT_GP, "--json --out", tmp_path)
     found = json.loads(done.stdout)
     assert found["comparisons"].keys() == {"10", "30"}
     assert json.loads((tmp_path / "figures.json").read_text()) == found
     cells = found["comparisons"]["10"]["cells"]
     assert list(cells) == ["supervised+none", "fixmatch+none", "fixmatch+gp"]
     assert [len(cell["balanced_accuracy"]) for cell in cells.values()] == [2, 2, 2]
-    gains = [
-        pair["mean_difference"] for one in found["comparisons"].values() for pair in one["pairs"]
-    ]
+    pairs = [pair for one in found["comparisons"].values() for pair in one["pairs"]]
+    gains = [pair["mean_difference"] for pair in pairs]
     assert found["mean_gain"] == pytest.approx(sum(gains) / len(gains))
     assert "FixMatch + SemiGPC" in done.stderr
     assert "points of balanced accuracy" in done.stderr
     for ratio in ("ratio10", "ratio30"):
         assert "FixMatch + SemiGPC" in (tmp_path / ratio / "report.html").read_text()
-        config = json.loads(
-            (tmp_path / ratio / "cells" / "fixmatch+gp" / "seed1" / "config.json").read_text()
-        )
+        run = tmp_path / ratio / "cells" / "fixmatch+gp" / "seed1"
+        config = json.loads((run / "config.json").read_text())
         assert config["refiner"]["warmup_steps"] == 2
 
 
@@ -48,93 +42,32 @@ def test_compare_writes_tables_and_a_page_for_each_ratio(tmp_path: Path) -> None
 def test_compare_takes_own_images_and_holds_some_labels_out(tmp_path: Path) -> None:
     photos = make_folder(tmp_path, labels=(10, 6, 5), unlabeled=6, test=0)
     out = tmp_path / "out"
-    methods = ("--algorithm fixmatch --algorithm simmatch --refiner none --refiner gp",)
-    command = (
-        "compare",
-        photos,
-        "--labels",
-        tmp_path / "labels.csv",
-        *methods,
-        "--seeds 2",
-        SHORT_GP,
-        "--out",
-        out,
-    )
-    done = semigpc(*command)
-    assert done.exit_code == 0, done.output
-    assert "validation accuracy in percent" in done.stdout
+    methods = "--algorithm fixmatch --algorithm simmatch --refiner none --refiner gp --seeds 2"
+    labels = ("--labels", tmp_path / "labels.csv")
+    command = ("compare", photos, *labels, methods, SHORT_GP, "--out", out)
+    assert "validation accuracy in percent" in worked(*command).stdout
     assert "photos, 2 seeds" in (out / "report.html").read_text()
     figures = json.loads((out / "figures.json").read_text())
-    cells = figures["comparisons"]["photos"]["cells"]
-    assert list(cells) == [
-        "supervised+none",
-        "fixmatch+none",
-        "fixmatch+gp",
-        "simmatch+none",
-        "simmatch+gp",
-    ]
-    again = semigpc(*command)  # every run is finished, so none starts again
-    assert again.exit_code == 0
-    assert again.stderr == ""
+    expected = "supervised+none fixmatch+none fixmatch+gp simmatch+none simmatch+gp"
+    assert list(figures["comparisons"]["photos"]["cells"]) == expected.split()
+    assert worked(*command).stderr == ""  # every run is finished, so none starts again
     assert json.loads((out / "figures.json").read_text())["comparisons"] == figures["comparisons"]
 
 
 @pytest.mark.slow
-def test_compare_judges_by_test_images_where_there_are_any(tmp_path: Path) -> None:
-    photos = make_folder(tmp_path)
-    tables = ("--labels", tmp_path / "labels.csv", "--test", tmp_path / "test.csv")
-    done = semigpc(
-        "compare",
-        photos,
-        *tables,
-        "--algorithm fixmatch --seeds 1",
-        SHORT_GP,
-        "--out",
-        tmp_path / "out",
-    )
-    assert done.exit_code == 0, done.output
-    assert "test accuracy in percent" in done.stdout
-
-
-def test_compare_takes_arrays(tmp_path: Path) -> None:
-    images = {name: np.stack([pixels(name, 16)] * 3, axis=-1) for name in CLASSES}
-    np.savez(
-        tmp_path / "own.npz",
-        x_labeled=np.concatenate([image[:6] for image in images.values()]),
-        y_labeled=np.repeat(np.arange(3), 6),
-        x_unlabeled=np.concatenate([image[6:] for image in images.values()]),
-    )
-    command = (
-        "compare",
-        tmp_path / "own.npz",
-        "--algorithm fixmatch --refiner none --seeds 1",
-        SHORT,
-    )
-    done = semigpc(*command, "--out", tmp_path / "out")
-    assert done.exit_code == 0, done.output
-    assert "own, 1 seed" in done.stdout
-
-
-@pytest.mark.slow
-def test_compare_works_with_two_classes_and_notes_a_refiner_that_is_never_used(
+def test_compare_takes_arrays_of_two_classes_and_notes_a_refiner_that_is_never_used(
     tmp_path: Path,
 ) -> None:
     rng = np.random.default_rng(0)
     y = np.tile([0, 1], 12)
     x = (rng.integers(0, 60, (24, 8, 8)) + 150 * y[:, None, None]).astype(np.uint8)
-    np.savez(
-        tmp_path / "two.npz",
-        x_labeled=x[:8],
-        y_labeled=y[:8],
-        x_unlabeled=x[8:16],
-        x_test=x[16:],
-        y_test=y[16:],
-    )
+    parts = {"x_labeled": x[:8], "y_labeled": y[:8], "x_unlabeled": x[8:16]}
+    np.savez(tmp_path / "two.npz", **parts, x_test=x[16:], y_test=y[16:])
     out = tmp_path / "out"
-    done = semigpc(
-        "compare", tmp_path / "two.npz", "--algorithm fixmatch --seeds 1 --steps 3 --out", out
-    )
-    assert done.exit_code == 0, done.output
+    few = "--algorithm fixmatch --seeds 1 --steps 3 --out"
+    done = worked("compare", tmp_path / "two.npz", few, out)
+    assert "two, 1 seed" in done.stdout
+    assert "test accuracy in percent" in done.stdout
     assert "Note: FixMatch + SemiGPC never uses its refiner." in done.stderr
     assert "refiner.warmup_steps" in done.stderr
     (comparison,) = json.loads((out / "figures.json").read_text())["comparisons"].values()
@@ -142,9 +75,7 @@ def test_compare_works_with_two_classes_and_notes_a_refiner_that_is_never_used(
 
 
 def test_compare_says_beforehand_that_there_is_nothing_to_compare_by(tmp_path: Path) -> None:
-    photos = make_folder(
-        tmp_path
-    )  # three labels of a class, and no test images unless they are given
+    photos = make_folder(tmp_path)  # three labels of a class, and no test images unless given
     command = ("compare", photos, "--labels", tmp_path / "labels.csv", "--out", tmp_path / "out")
     refused(*command, code=2, words="no images to compare")
     refused(*command, "--ratio 10", code=2, words="does not apply to your own data")
@@ -152,47 +83,30 @@ def test_compare_says_beforehand_that_there_is_nothing_to_compare_by(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "words"),
     [
-        (
-            ["digitz"],
-            "'digitz' is neither a folder nor a recipe. Did you mean 'digits'?",
-        ),
-        (
-            ["digits", "--algorithm", "fixmach"],
-            "unknown algorithm 'fixmach'; did you mean 'fixmatch'?",
-        ),
-        (["digits", "--refiner", "pg"], "unknown refiner 'pg'; did you mean 'gp'?"),
-        (["digits", "--set", "train.lrr=1"], "did you mean 'train.lr'?"),
-        (
-            ["digits", "--algorithm", "fixmatch", "--set", "refiner.lenght_scale=1"],
-            "did you mean 'refiner.length_scale'?",
-        ),
-        (["digits", "--algorithm", "fixmatch", "--set", "refiner=1"], "refiner"),
+        ("digitz", "'digitz' is neither a folder nor a recipe. Did you mean 'digits'?"),
+        ("digits --algorithm fixmach", "did you mean 'fixmatch'?"),
+        ("digits --refiner pg", "unknown refiner 'pg'; did you mean 'gp'?"),
+        ("digits --set train.lrr=1", "did you mean 'train.lr'?"),
+        ("digits --set refiner.lenght_scale=1", "did you mean 'refiner.length_scale'?"),
+        ("digits --set refiner=1", "refiner"),
     ],
 )
 def test_a_misspelt_name_is_answered_with_the_nearest(
-    arguments: list[str], message: str, tmp_path: Path
+    arguments: str, words: str, tmp_path: Path
 ) -> None:
-    done = runner.invoke(app, ["compare", *arguments, "--out", str(tmp_path / "out")])
-    assert done.exit_code == 2
-    assert message in " ".join(done.stderr.split())
-    assert "Traceback" not in done.output
+    refused("compare", arguments, "--out", tmp_path / "out", code=2, words=words)
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.nightly
 def test_the_demo_shows_that_the_few_come_off_better(tmp_path: Path) -> None:
-    done = runner.invoke(app, ["demo", "--out", str(tmp_path), "--json"])
-    assert done.exit_code == 0, done.output
-    labels_only, base, refined = json.loads(done.stdout)["cells"]
-    assert (labels_only["name"], base["name"], refined["name"]) == (
-        "supervised+none",
-        "simmatch+none",
-        "simmatch+gp",
-    )
-    assert refined["mean"]["few"] > base["mean"]["few"]
-    assert refined["mean"]["balanced_accuracy"] > 0.75
+    done = worked("demo --json --out", tmp_path)
+    cells = {cell["name"]: cell["mean"] for cell in json.loads(done.stdout)["cells"]}
+    assert list(cells) == ["supervised+none", "simmatch+none", "simmatch+gp"]
+    assert cells["simmatch+gp"]["few"] > cells["simmatch+none"]["few"]
+    assert cells["simmatch+gp"]["balanced_accuracy"] > 0.75
     assert all(name in done.stderr for name in ("many", "medium", "few", "report:"))
     assert (tmp_path / "report.html").exists()
     assert (tmp_path / "cells" / "simmatch+gp" / "seed0" / "report.html").exists()
@@ -200,13 +114,11 @@ def test_the_demo_shows_that_the_few_come_off_better(tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 def test_a_comparison_that_is_ended_takes_its_workers_along(tmp_path: Path) -> None:
-    command = ("compare digits --algorithm fixmatch --seeds 2 --jobs 2 --out out",)
-    with start(*command, cwd=tmp_path) as process:
+    command = "compare digits --algorithm fixmatch --seeds 2 --jobs 2 --out out"
+    started = "out/cells/fixmatch*/seed0/metrics.jsonl"
+    with start(command, cwd=tmp_path) as process:
         deadline = time.monotonic() + 120
-        while (
-            not list(tmp_path.glob("out/cells/fixmatch*/seed0/metrics.jsonl"))
-            and time.monotonic() < deadline
-        ):
+        while not list(tmp_path.glob(started)) and time.monotonic() < deadline:
             time.sleep(0.2)
         process.send_signal(signal.SIGTERM)
         _, stderr = process.communicate(timeout=60)
@@ -216,9 +128,7 @@ def test_a_comparison_that_is_ended_takes_its_workers_along(tmp_path: Path) -> N
 
 
 def nobody_left(group: int, *, seconds: float) -> bool:
-    """Whether a process group empties in that time; helpers of multiprocessing end a moment after
-    their parent.
-    """
+    """Whether a process group empties in that time; some helpers end after their parent."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         try:

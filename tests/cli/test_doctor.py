@@ -12,6 +12,7 @@ import semigpc.cli.doctor  # noqa: F401 - as a module; in its package the name i
 from tests.cli.calls import semigpc as call
 
 doctor = sys.modules["semigpc.cli.doctor"]
+INDEX = " --index-url https://download.pytorch.org/whl"
 
 
 @pytest.mark.slow
@@ -21,15 +22,8 @@ def test_this_installation_is_sound() -> None:
     told = json.loads(done.stdout)
     assert told["ok"]
     names = {finding["name"] for finding in told["findings"]}
-    assert {
-        "python",
-        "torch",
-        "torch and torchvision",
-        "devices",
-        "threads",
-        "checkpoints",
-        "training",
-    } <= names
+    parts = {"python", "torch", "devices", "threads", "checkpoints", "training"}
+    assert parts | {"torch and torchvision"} <= names
     assert "Everything needed works." in done.stderr
 
 
@@ -38,14 +32,12 @@ def test_this_installation_is_sound() -> None:
 def test_a_package_that_cannot_be_imported_comes_with_the_command_that_mends_it(
     package: str, tmp_path: Path
 ) -> None:
-    (tmp_path / f"{package}.py").write_text(
-        "raise RuntimeError('operator torchvision::nms does not exist')"
-    )
+    broken = "raise RuntimeError('operator torchvision::nms does not exist')"
+    (tmp_path / f"{package}.py").write_text(broken)
     paths = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, "-m", "semigpc", "doctor"]
-    done = subprocess.run(
-        command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": paths}
-    )
+    env = os.environ | {"PYTHONPATH": paths}
+    done = subprocess.run(command, capture_output=True, text=True, env=env)
     assert done.returncode == 1
     assert "incompatible: RuntimeError: operator torchvision::nms does not exist" in done.stdout
     assert "pip install --force-reinstall torch==" in done.stdout
@@ -54,31 +46,23 @@ def test_a_package_that_cannot_be_imported_comes_with_the_command_that_mends_it(
 
 @pytest.mark.parametrize(
     ("version", "words"),
-    [
-        ("2.6.0+cpu", "torch==2.6.0 torchvision --index-url https://download.pytorch.org/whl/cpu"),
-        (
-            "2.6.0+cu126",
-            "torch==2.6.0 torchvision --index-url https://download.pytorch.org/whl/cu126",
-        ),
-        ("2.6.0", "torch==2.6.0 torchvision"),
-    ],
+    [("2.6.0+cpu", f"{INDEX}/cpu"), ("2.6.0+cu126", f"{INDEX}/cu126"), ("2.6.0", "")],
 )
 def test_both_packages_come_from_one_index(
     monkeypatch: pytest.MonkeyPatch, version: str, words: str
 ) -> None:
     monkeypatch.setattr(doctor, "versions", lambda: {"torch": version})
-    assert doctor.reinstall_command().endswith(words)
+    assert doctor.reinstall_command().endswith(f"torch==2.6.0 torchvision{words}")
 
 
 def test_what_fails_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(folder: Path) -> str:
         raise OSError(30, "Read-only file system", str(folder))
 
-    assert doctor._attempt("checkpoints", broken, "look elsewhere").status == "bad"
+    finding = doctor._attempt("checkpoints", broken, "look elsewhere")
+    assert finding.status == "bad"
     assert doctor._enough("free disk here", 0.5, "delete old runs").status == "warn"
-    monkeypatch.setattr(
-        doctor, "examine", lambda: iter([doctor._attempt("checkpoints", broken, "look elsewhere")])
-    )
+    monkeypatch.setattr(doctor, "examine", lambda: iter([finding]))
     done = call("doctor")
     assert done.exit_code == 1
     assert "fix: look elsewhere" in done.stdout

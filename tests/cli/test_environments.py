@@ -17,7 +17,7 @@ from pyarrow import parquet
 from sklearn.datasets import load_digits
 
 from tests.batteries import combinations
-from tests.cli.calls import SHORT, check_paragraph, semigpc, words_of
+from tests.cli.calls import SHORT, check_paragraph, words_of, worked
 from tests.cli.own_data import CLASSES, make_folder, write_table
 
 NAMES = dict(zip(CLASSES, ("café", "猫", "Œuvre"), strict=True))
@@ -96,7 +96,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             VERBS["label"][0].replace("OUT", "labelled"),
             "audit labelled --sample 10",
         ):
-            assert (done := semigpc(line)).exit_code == 0, done.output
+            worked(line)
         sample = (root / "labelled/audit.csv").read_text(encoding="utf-8")
         (root / "answers.csv").write_text(sample.replace(",\n", ",y\n"), encoding="utf-8")
         yield root
@@ -156,8 +156,7 @@ def test_no_verb_fails_for_printing(
 @pytest.mark.parametrize("verb", ["label", "suggest", "audit", "predict"])
 def test_json_is_ascii_with_exact_names(root: Path, verb: str) -> None:
     command = VERBS[verb][0].replace("OUT", "labelled")
-    done = semigpc(f"{command} --json")
-    assert done.exit_code == 0, done.output
+    done = worked(f"{command} --json")
     assert done.stdout.isascii()
     exact = json.dumps(json.loads(done.stdout), ensure_ascii=False)
     assert any(name in exact for name in NAMES.values())

@@ -10,15 +10,12 @@ from typer.testing import CliRunner
 
 from semigpc.cli.failures import EXIT_CODES, STOPPED_ERROR, explain, reported
 from semigpc.io import errors
-from semigpc.io.errors import DataError, ImageError, SemiGPCError
+from semigpc.io.errors import DataError, ImageError, SemiGPCError, WriteError
 from semigpc.training import Stopped
 
 
 def app_that_raises(error: BaseException) -> typer.Typer:
     app = typer.Typer()
-
-    @app.callback()
-    def root() -> None: ...
 
     @app.command()
     @reported("go")
@@ -43,38 +40,28 @@ def test_the_error_that_is_known_by_name_has_that_name() -> None:
     ("error", "code", "words"),
     [
         (DataError("The folder\nis empty."), 2, "semigpc go: The folder is empty.\n"),
+        (
+            WriteError("x is full.", passing=True),
+            1,
+            "x is full. Run the same command with --resume",
+        ),
+        (WriteError("x is a folder."), 1, "semigpc go: x is a folder.\n"),
         (ImageError("The image x is bad."), 1, "semigpc go: The image x is bad.\n"),
         (FileNotFoundError(2, "No such file", "a.csv"), 1, "semigpc go: No such file: a.csv.\n"),
         (OSError(28, "No space left on device"), 1, "semigpc go: No space left on device.\n"),
-        (
-            ImportError("needs the extra: pip install 'semigpc[x]'."),
-            1,
-            "semigpc go: needs the extra: pip install 'semigpc[x]'.\n",
-        ),
-        (
-            ModuleNotFoundError("No module named 'timm'"),
-            1,
-            "No module named 'timm'. Run semigpc doctor",
-        ),
+        (ImportError("needs it: pip install it."), 1, "semigpc go: needs it: pip install it.\n"),
+        (ModuleNotFoundError("No module 'timm'"), 1, "No module 'timm'. Run semigpc doctor"),
         (
             Stopped("stopped after step 3."),
             130,
-            "semigpc go: stopped after step 3. Run the same command with --resume to continue.\n",
+            "step 3. Run the same command with --resume to continue",
         ),
-        (
-            KeyboardInterrupt(),
-            130,
-            "semigpc go: interrupted; what was saved before is intact. Run the same",
-        ),
-        (
-            ZeroDivisionError("1 / 0"),
-            1,
-            "semigpc go: ZeroDivisionError: 1 / 0. Unexpected error. Re-run with --debug",
-        ),
+        (KeyboardInterrupt(), 130, "interrupted; what was saved before is intact. Run the same"),
+        (ZeroDivisionError("1 / 0"), 1, "1 / 0. Unexpected error. Re-run with --debug"),
     ],
 )
 def test_one_paragraph(error: BaseException, code: int, words: str) -> None:
-    done = CliRunner().invoke(app_that_raises(error), ["go"])
+    done = CliRunner().invoke(app_that_raises(error), [])
     assert done.exit_code == code
     assert done.stderr.startswith("semigpc go: ")
     assert words in done.stderr
@@ -85,28 +72,19 @@ def test_one_paragraph(error: BaseException, code: int, words: str) -> None:
 def test_what_goes_on_by_itself_says_so_when_it_is_stopped() -> None:
     app = typer.Typer()
 
-    @app.callback()
-    def root() -> None: ...
-
     @app.command()
     @reported("table")
     def table(jobs: int = 1) -> None:
         raise Stopped("stopped after step 3.")
 
-    done = CliRunner().invoke(app, ["table"])
-    assert (
-        done.stderr
-        == "semigpc table: stopped after step 3. Run the same command again to continue.\n"
-    )
+    words = "semigpc table: stopped after step 3. Run the same command again to continue.\n"
+    assert CliRunner().invoke(app, []).stderr == words
 
 
 @pytest.mark.parametrize(
     ("message", "printed"),
     [
-        (
-            "x is there. Pass overwrite=True to replace it.",
-            "x is there. Pass --overwrite to replace it.",
-        ),
+        ("Pass overwrite=True to replace it.", "Pass --overwrite to replace it."),
         ("Pass overwrite=True.", "Pass --overwrite."),
         ("Use share=0.2, or more.", "Use --share 0.2, or more."),
         ("Label with engine='ray'.", "Label with --engine ray."),
@@ -116,14 +94,9 @@ def test_what_goes_on_by_itself_says_so_when_it_is_stopped() -> None:
         ("Nothing was held out (report=False).", "Nothing was held out (--no-report)."),
         ("The parameter share must be positive.", "--share must be positive."),
         ("Check the parameter data.", "Check DATA."),
-        (
-            "Share and engine are words; overwrite them.",
-            "Share and engine are words; overwrite them.",
-        ),
-        (
-            "Set train.share=3 in a/share=3 or stranger=3.",
-            "Set train.share=3 in a/share=3 or stranger=3.",
-        ),
+        ("Share and engine are words.", "Share and engine are words."),
+        ("Set train.share=3 in a/share=3.", "Set train.share=3 in a/share=3."),
+        ("Or overwrite them: stranger=3.", "Or overwrite them: stranger=3."),
         ("The parameter stranger, follow=False.", "The parameter stranger, follow=False."),
     ],
 )
@@ -147,17 +120,11 @@ def test_parameters_of_a_library_error_become_options(message: str, printed: str
     assert CliRunner().invoke(app, ["x"]).stderr == f"semigpc go: {printed}\n"
 
 
-def test_debug_adds_the_traceback() -> None:
-    done = CliRunner().invoke(app_that_raises(ZeroDivisionError("1 / 0")), ["go", "--debug"])
-    assert done.exit_code == 1
-    assert "Traceback (most recent call last)" in done.stderr
-
-
 def test_typers_own_errors_stay_its_own() -> None:
-    done = CliRunner().invoke(app_that_raises(typer.BadParameter("no such thing")), ["go"])
+    done = CliRunner().invoke(app_that_raises(typer.BadParameter("no such thing")), [])
     assert done.exit_code == 2
     assert "Usage:" in done.stderr
-    assert CliRunner().invoke(app_that_raises(typer.Exit(7)), ["go"]).exit_code == 7
+    assert CliRunner().invoke(app_that_raises(typer.Exit(7)), []).exit_code == 7
 
 
 def test_a_verb_without_resume_does_not_speak_of_it() -> None:

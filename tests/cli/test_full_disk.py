@@ -1,6 +1,4 @@
-"""A disk that is full: old outputs stay, the message names the path and the way out, and with room
-the same command works.
-"""
+"""A full disk: old outputs stay, the message names path and remedy, and with room it works."""
 
 import os
 import subprocess
@@ -11,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from semigpc.review.session import Session, open_session
-from tests.cli.calls import SHORT, refused, semigpc
+from tests.cli.calls import SHORT, refused, worked
 from tests.cli.conftest import Trained
 from tests.data.samples import write_images
 from tests.labeling.samples import IDS, LABELS, X, write, write_labels
 from tests.review.shapes import make_labelled
 
-TRAIN = ("train", "digits", "--algorithm", "fixmatch", "--steps", "8", "--resume", SHORT)
+TRAIN = ("train digits --algorithm fixmatch --steps 8 --resume", SHORT)
+NOT_MODIFIED = "The previous file was not modified"
 
 
 class Disk:
@@ -61,10 +60,8 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
 
 
 def check_full(told: str, place: Path) -> None:
-    assert str(place) in told
-    assert "the disk is full" in told
-    assert "MB free" in told
-    assert "Make room" in told
+    for words in (str(place), "the disk is full", "MB free", "Make room"):
+        assert words in told
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -75,68 +72,63 @@ def contents(folder: Path) -> dict[str, bytes]:
     }
 
 
+def label_in(folder: Path) -> tuple[str | Path, ...]:
+    data = write(folder, "parquet", X, IDS)
+    return ("label", data, "--labels", write_labels(folder / "labels.csv", LABELS))
+
+
 @pytest.mark.slow
 def test_train_before_and_after_the_first_checkpoint(disk: Disk) -> None:
     run = disk.path / "run"
     disk.fill(leave=0)
     check_full(refused(*TRAIN, "--out", run, code=1, words="with --resume to continue."), run)
     disk.fill(leave=80_000)  # enough to begin, not for a checkpoint
-    check_full(
-        refused(*TRAIN, "--out", run, code=1, words="with --resume to continue."),
-        run / "checkpoints",
-    )
+    told = refused(*TRAIN, "--out", run, code=1, words="with --resume to continue.")
+    check_full(told, run / "checkpoints")
     disk.free()
-    done = semigpc(*TRAIN, "--out", run)
-    assert done.exit_code == 0, done.output
+    worked(*TRAIN, "--out", run)
 
 
 @pytest.mark.slow
 def test_label(disk: Disk, tmp_path: Path) -> None:
-    data, labels = write(tmp_path, "parquet", X, IDS), write_labels(tmp_path / "labels.csv", LABELS)
-    command = ("label", data, "--labels", labels, "--no-report", "--out", disk.path / "out")
+    command = (*label_in(tmp_path), "--no-report --out", disk.path / "out")
     disk.fill(leave=16_000)
     check_full(refused(*command, code=1, words="Run the same command again"), disk.path / "out")
     disk.free()
-    assert semigpc(*command).exit_code == 0
+    worked(*command)
     before = contents(disk.path / "out")
-    other = (*command, "--overwrite", "--seed", "1")
+    other = (*command, "--overwrite --seed 1")
     for leave in (0, 4_000, 30_000, 60_000):
         disk.fill(leave)
         check_full(refused(*other, code=1, words="Run the same command again"), disk.path / "out")
-        assert {
-            name: content
-            for name, content in contents(disk.path / "out").items()
-            if "parts" not in name
-        } == before
+        now = contents(disk.path / "out").items()
+        assert {name: content for name, content in now if "parts" not in name} == before
     disk.free()
-    assert semigpc(*other).exit_code == 0
+    worked(*other)
 
 
 def test_embed(disk: Disk, tmp_path: Path) -> None:
     write_images(tmp_path / "photos", {"a": 60}, size=(9, 9))
-    network = ("--model", "test_resnet", "--pretrained", "none", "--image-size", "32")
-    command = ("embed", tmp_path / "photos", "--out", disk.path / "x.parquet", *network)
+    network = "--model test_resnet --pretrained none --image-size 32 --out"
+    table = disk.path / "x.parquet"
+    command = ("embed", tmp_path / "photos", network, table)
     disk.fill(leave=8_000)
-    check_full(
-        refused(*command, code=1, words="Run the same command again"), disk.path / "x.parquet"
-    )
+    check_full(refused(*command, code=1, words="Run the same command again"), table)
     disk.free()
-    assert semigpc(*command).exit_code == 0
-    before = (disk.path / "x.parquet").read_bytes()
+    worked(*command)
+    before = table.read_bytes()
     disk.fill(leave=0)
-    refused(*command, "--precision", "float32", "--overwrite", code=1, words="the disk is full")
-    assert (disk.path / "x.parquet").read_bytes() == before
+    refused(*command, "--precision float32 --overwrite", code=1, words="the disk is full")
+    assert table.read_bytes() == before
 
 
 @pytest.mark.parametrize("name", ["p.csv", "p.json", "p.parquet"])
 def test_predict(disk: Disk, trained: Trained, name: str) -> None:
     command = ("predict", trained.run, trained.photos, "--out", disk.path / name)
-    assert semigpc(*command).exit_code == 0
+    worked(*command)
     before = (disk.path / name).read_bytes()
     disk.fill(leave=0)
-    check_full(
-        refused(*command, code=1, words="The previous file was not modified"), disk.path / name
-    )
+    check_full(refused(*command, code=1, words=NOT_MODIFIED), disk.path / name)
     assert (disk.path / name).read_bytes() == before
     assert sorted(path.name for path in disk.path.iterdir()) == ["filler", name]
 
@@ -144,14 +136,12 @@ def test_predict(disk: Disk, trained: Trained, name: str) -> None:
 @pytest.mark.slow
 def test_export(disk: Disk, trained: Trained) -> None:
     pytest.importorskip("onnx", reason="the extra export is not installed")
-    command = ("export", trained.run, "--out", disk.path / "model.onnx", "--overwrite")
-    (disk.path / "model.onnx").write_text("old")
+    model = disk.path / "model.onnx"
+    model.write_text("old")
     disk.fill(leave=8_000)
-    check_full(
-        refused(*command, code=1, words="The previous file was not modified"),
-        disk.path / "model.onnx",
-    )
-    assert (disk.path / "model.onnx").read_text() == "old"
+    command = ("export", trained.run, "--overwrite --out", model)
+    check_full(refused(*command, code=1, words=NOT_MODIFIED), model)
+    assert model.read_text() == "old"
     assert sorted(path.name for path in disk.path.iterdir()) == ["filler", "model.onnx"]
 
 
@@ -173,10 +163,8 @@ def test_review(disk: Disk) -> None:
     assert kept.startswith(before)
     assert kept.endswith(b"\n")
     session.close()
-    check_full(
-        refused("review", out, "--export", code=1, words="The previous file was not modified"),
-        out / "reviewed.",
-    )
+    told = refused("review", out, "--export", code=1, words=NOT_MODIFIED)
+    check_full(told, out / "reviewed.")
     disk.free()
     again = open_session(out)
     assert len(again.journal.entries) == kept.count(b"\n")
@@ -184,11 +172,11 @@ def test_review(disk: Disk) -> None:
 
 
 def test_a_folder_that_is_read_only(disk: Disk, trained: Trained, tmp_path: Path) -> None:
-    data, labels = write(tmp_path, "parquet", X, IDS), write_labels(tmp_path / "labels.csv", LABELS)
+    label = label_in(tmp_path)
     disk.freeze()
     for command, name in (
         ((*TRAIN, "--out"), "run"),
-        (("label", data, "--labels", labels, "--out"), "out"),
+        ((*label, "--out"), "out"),
         (("predict", trained.run, trained.photos, "--out"), "p.csv"),
     ):
         told = refused(*command, disk.path / name, code=1, words="Read-only file system")

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from semigpc.addons import ADDONS
 from semigpc.algorithms import ALGORITHMS
 from semigpc.data import DATASETS
 from semigpc.models import MODELS
@@ -13,6 +14,7 @@ from semigpc.training.presets import RECIPES, digits
 from tests.cli.calls import semigpc
 
 ROOMS: dict[str, Mapping[str, Any]] = {
+    "addons": ADDONS,
     "algorithms": ALGORITHMS,
     "refiners": REFINERS,
     "models": MODELS,

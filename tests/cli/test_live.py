@@ -14,16 +14,9 @@ from semigpc.training import RunFolder
 @pytest.fixture
 def folder(tmp_path: Path) -> RunFolder:
     nothing = dict.fromkeys(("validation_counts", "test_counts", "unlabeled_counts"))
-    facts = {
-        "class_names": ["a", "b"],
-        "labeled_counts": [1, 2],
-        "unlabeled": 3,
-        "sha256": "0" * 64,
-        "class_groups": {},
-    }
-    (tmp_path / "split.json").write_text(
-        json.dumps(facts | nothing | {"notes": ["One class is rare."]})
-    )
+    facts = {"class_names": ["a", "b"], "labeled_counts": [1, 2], "unlabeled": 3}
+    more = {"sha256": "0" * 64, "class_groups": {}, "notes": ["One class is rare."]}
+    (tmp_path / "split.json").write_text(json.dumps(facts | nothing | more))
     return RunFolder(tmp_path)
 
 

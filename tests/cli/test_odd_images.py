@@ -8,7 +8,7 @@ from pyarrow import parquet
 
 from semigpc.io import images
 from semigpc.io.images import RangeNote
-from tests.cli.calls import semigpc
+from tests.cli.calls import semigpc, worked
 from tests.cli.conftest import Trained
 from tests.cli.own_data import write_table
 from tests.io.odd_images import BAD, GOOD, Odd, write_odd
@@ -39,7 +39,7 @@ def test_embed_names_all_bad_images_and_skips_them_if_told_to(tmp_path: Path) ->
     assert f"{len(BAD)} of {len(BAD) + len(GOOD)} images cannot be read" in done.stderr
     listed = Path(f"{out}.bad.txt").read_text().splitlines()
     assert [line.split("\t")[0] for line in listed] == sorted(odd.name for odd in BAD)
-    assert semigpc("embed", photos, "--out", out, TINY, "--skip-bad").exit_code == 0
+    worked("embed", photos, "--out", out, TINY, "--skip-bad")
     assert parquet.read_table(out).column("file_name").to_pylist() == NAMES
 
 
@@ -50,8 +50,7 @@ def test_label_does_the_same(tmp_path: Path) -> None:
     done = semigpc(*command)
     assert done.exit_code == 1
     assert f"{len(BAD)} of {len(BAD) + len(GOOD)} images cannot be read" in done.stderr
-    done = semigpc(*command, "--skip-bad --json")
-    assert done.exit_code == 0, done.output
+    done = worked(*command, "--skip-bad --json")
     assert json.loads(done.stdout)["rows"] == len(GOOD)
 
 
@@ -73,11 +72,9 @@ def test_train_and_predict_name_a_bad_image(tmp_path: Path, trained: Trained, ba
 def test_train_and_predict_use_all_good_images(tmp_path: Path, trained: Trained) -> None:
     photos = write_odd(tmp_path / "photos", lambda odd: odd in GOOD)
     labels = labels_of(tmp_path)
-    done = semigpc("train", photos, "--labels", labels, "--out", tmp_path / "run", OPTIONS)
-    assert done.exit_code == 0, done.output
+    worked("train", photos, "--labels", labels, "--out", tmp_path / "run", OPTIONS)
     (photos / BAD[0].name).write_bytes(BAD[0].content)
-    done = semigpc("predict", trained.run, photos, "--skip-bad --json")
-    assert done.exit_code == 0, done.output
+    done = worked("predict", trained.run, photos, "--skip-bad --json")
     files = [Path(row["file"]).name for row in json.loads(done.stdout)]
     assert files == NAMES
     assert f"skipped: The image {photos / BAD[0].name} cannot be read" in done.stderr

@@ -1,34 +1,26 @@
-"""A folder of images with few labels trains, evaluates and predicts with the commands of the README
-and docs/train.md.
-"""
+"""A folder of images with few labels: the commands of the README and docs/train.md."""
 
-import csv
 import json
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import pyarrow
 import pytest
 from pyarrow import parquet
 
-from semigpc.training import RunFolder
-from tests.cli.calls import SHORT, refused, semigpc
+from tests.cli.calls import SHORT, refused, semigpc, worked
 from tests.cli.conftest import Trained
 from tests.cli.own_data import CLASSES, make_class_folders, make_folder, pixels
+from tests.labeling.samples import read_rows
 
 
 def settings(run: Path) -> dict[str, dict[str, object]]:
     found: dict[str, dict[str, object]] = json.loads((run / "config.json").read_text())
     return found
-
-
-def read_csv(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def test_training_says_what_it_found_and_what_came_out(trained: Trained) -> None:
@@ -54,8 +46,7 @@ def test_tiny_images_are_used_as_they_are(trained: Trained) -> None:
 
 
 def test_evaluation_repeats_the_figures_of_the_run(trained: Trained) -> None:
-    done = semigpc("evaluate", trained.run, "--json")
-    assert done.exit_code == 0, done.output
+    done = worked("evaluate", trained.run, "--json")
     told = json.loads(done.stdout)
     assert (told["checkpoint"], told["step"], told["images"]) == ("last", 30, "test")
     last = json.loads((trained.run / "summary.json").read_text())["results"]["last"]
@@ -70,24 +61,22 @@ def test_a_run_needs_its_training_data_no_more(trained: Trained, tmp_path: Path)
     config["data"]["root"] = str(tmp_path / "gone")
     (run / "config.json").write_text(json.dumps(config))
     new = make_class_folders(tmp_path / "new", dict.fromkeys(CLASSES, 4), skip=60)
-    other = semigpc("evaluate", run, "--data", new, "--json")
-    assert other.exit_code == 0, other.output
+    other = worked("evaluate", run, "--data", new, "--json")
     assert json.loads(other.stdout)["heads"]["linear"]["n"] == 12
-    assert semigpc("predict", run, new).exit_code == 0
+    worked("predict", run, new)
 
 
 @pytest.mark.parametrize("ending", ["csv", "parquet", "json"])
 def test_predictions_are_written(trained: Trained, tmp_path: Path, ending: str) -> None:
     out = tmp_path / f"labels.{ending}"
-    done = semigpc("predict", trained.run, trained.photos, "--out", out)
-    assert done.exit_code == 0, done.output
+    done = worked("predict", trained.run, trained.photos, "--out", out)
     assert f"wrote {out}: 65 images" in done.stdout
     if ending == "csv":
-        rows = read_csv(out)
+        rows = read_rows(out)
+    elif ending == "json":
+        rows = json.loads(out.read_text())
     else:
-        rows = (
-            json.loads(out.read_text()) if ending == "json" else parquet.read_table(out).to_pylist()
-        )
+        rows = parquet.read_table(out).to_pylist()
     assert len(rows) == 65
     for row in rows:
         assert row["label"] in CLASSES
@@ -127,143 +116,91 @@ def test_few_predictions_are_shown_and_heads_differ(
 
 
 def test_images_that_cannot_be_read_stop_or_are_skipped(trained: Trained, tmp_path: Path) -> None:
+    good, bad = tmp_path / "good.png", tmp_path / "bad.png"
     whole = (trained.photos / "on_00.png").read_bytes()
-    (tmp_path / "good.png").write_bytes(whole)
-    (tmp_path / "bad.png").write_bytes(whole[: len(whole) // 2])
-    refused("predict", trained.run, tmp_path, code=1, words=str(tmp_path / "bad.png"))
-    done = semigpc("predict", trained.run, tmp_path, "--skip-bad --json")
-    assert done.exit_code == 0, done.output
-    assert [row["file"] for row in json.loads(done.stdout)] == [str(tmp_path / "good.png")]
+    good.write_bytes(whole)
+    bad.write_bytes(whole[: len(whole) // 2])
+    refused("predict", trained.run, tmp_path, code=1, words=str(bad))
+    done = worked("predict", trained.run, tmp_path, "--skip-bad --json")
+    assert [row["file"] for row in json.loads(done.stdout)] == [str(good)]
     assert "skipped: The image" in done.stderr
-    refused(
-        "predict",
-        trained.run,
-        tmp_path / "bad.png",
-        "--skip-bad",
-        code=2,
-        words="none of the 1 images",
-    )
-
-
-@pytest.mark.slow
-def test_parquet_labels_mean_the_same_as_csv(trained: Trained, tmp_path: Path) -> None:
-    rows = read_csv(trained.root / "labels.csv")
-    table = pyarrow.table(
-        {"file_name": [r["file_name"] for r in rows], "label": [r["label"] or None for r in rows]}
-    )
-    parquet.write_table(table, tmp_path / "labels.parquet")
-    tables = ("--labels", tmp_path / "labels.parquet", "--test", trained.root / "test.csv")
-    done = semigpc("train", trained.photos, *tables, "--steps 1 --out", tmp_path / "run", SHORT)
-    assert done.exit_code == 0, done.output
-    splits = [
-        json.loads(RunFolder(run).split.read_text())["sha256"]
-        for run in (tmp_path / "run", trained.run)
-    ]
-    assert splits[0] == splits[1]
+    refused("predict", trained.run, bad, "--skip-bad", code=2, words="none of the 1 images")
 
 
 @pytest.mark.slow
 def test_class_folders_with_a_validation_part(tmp_path: Path) -> None:
     photos = make_class_folders(tmp_path / "photos", {"zero": 8, "one": 6, "two": 5}, unlabeled=4)
     judged = make_class_folders(tmp_path / "judged", dict.fromkeys(CLASSES, 3), skip=40)
+    run = tmp_path / "run"
     command = ("train", photos, "--test", judged, "--steps 2 --algorithm fixmatch --refiner none")
-    done = semigpc(*command, "--out", tmp_path / "run", "--set train.eval_steps=1 --json")
-    assert done.exit_code == 0, done.output
+    done = worked(*command, "--out", run, "--set train.eval_steps=1 --json")
     summary = json.loads(done.stdout)
     assert summary["status"] == "finished"
     assert summary["results"]["best_on_validation"]["part"] == "test"
-    assert settings(tmp_path / "run")["data"]["validation"] == 0.2  # every class has five labels
+    assert settings(run)["data"]["validation"] == 0.2  # every class has five labels
     assert "best on validation" in done.stderr
-    assert (
-        json.loads(semigpc("evaluate", tmp_path / "run", "--json").stdout)["checkpoint"] == "best"
-    )
-    own = json.loads(semigpc("evaluate", tmp_path / "run", "--part validation --json").stdout)
+    assert json.loads(semigpc("evaluate", run, "--json").stdout)["checkpoint"] == "best"
+    own = json.loads(semigpc("evaluate", run, "--part validation --json").stdout)
     assert own["heads"]["linear"]["n"] == 3
-    refused("predict", tmp_path / "run", photos, "--head gp", code=2, words="trained without a GP")
-    shown = semigpc("evaluate", tmp_path / "run", "--data", photos)
-    assert shown.exit_code == 0, (
-        shown.output
-    )  # the sub-folder that holds no class is left out here too
+    refused("predict", run, photos, "--head gp", code=2, words="trained without a GP")
+    # The sub-folder that holds no class is left out here too.
+    worked("evaluate", run, "--data", photos)
 
 
 @pytest.mark.slow
 def test_arrays(tmp_path: Path) -> None:
+    file, run = tmp_path / "a.npz", tmp_path / "run"
     x = np.concatenate([pixels(name, 12) for name in CLASSES])
     y = np.repeat(np.arange(3), 12)
     known = np.arange(len(y)) % 12 < 4
-    np.savez(
-        tmp_path / "a.npz",
-        x_labeled=x[known],
-        y_labeled=y[known],
-        x_unlabeled=x[~known],
-        x_test=x,
-        y_test=y,
-    )
-    done = semigpc("train", tmp_path / "a.npz", "--steps 1 --out", tmp_path / "run", SHORT)
-    assert done.exit_code == 0, done.output
-    told = [
-        semigpc("evaluate", tmp_path / "run", *extra, "--json")
-        for extra in ((), ("--data", tmp_path / "a.npz"))
-    ]
+    judged: Any = {"x_test": x, "y_test": y}
+    np.savez(file, x_labeled=x[known], y_labeled=y[known], x_unlabeled=x[~known], **judged)
+    worked("train", file, "--steps 1 --out", run, SHORT)
+    told = [worked("evaluate", run, "--json"), worked("evaluate", run, "--data", file, "--json")]
     own, other = (json.loads(done.stdout)["heads"] for done in told)
     assert own == other
-    done = semigpc("predict", tmp_path / "run", tmp_path / "a.npz", "--out", tmp_path / "a.csv")
-    assert done.exit_code == 0, done.output
+    done = worked("predict", run, file, "--out", tmp_path / "a.csv")
     assert "not calibrated" not in done.output
-    assert [row["file"] for row in read_csv(tmp_path / "a.csv")] == [
-        f"x_unlabeled/{i}" for i in range(24)
-    ]
-    np.savez(tmp_path / "test.npz", x_test=x, y_test=y)
-    refused(
-        "predict",
-        tmp_path / "run",
-        tmp_path / "test.npz",
-        code=2,
-        words="has no unlabelled images, in x_unlabeled or with -1",
-    )
+    names = [row["file"] for row in read_rows(tmp_path / "a.csv")]
+    assert names == [f"x_unlabeled/{i}" for i in range(24)]
+    np.savez(tmp_path / "test.npz", **judged)
+    words = "has no unlabelled images, in x_unlabeled or with -1"
+    refused("predict", run, tmp_path / "test.npz", code=2, words=words)
 
 
 @pytest.mark.slow
 def test_one_label_a_class_is_too_few_to_calibrate_by_or_to_hold_out(tmp_path: Path) -> None:
+    file, run = tmp_path / "a.npz", tmp_path / "run"
     x, y = np.concatenate([pixels(name, 6) for name in CLASSES]), np.repeat(np.arange(3), 6)
     y[np.arange(len(y)) % 6 > 0] = -1
-    np.savez(tmp_path / "a.npz", x_labeled=x, y_labeled=y, x_unlabeled=x[:0])
-    command = (
-        "train",
-        tmp_path / "a.npz",
-        "--steps 2 --validation 0.2 --resume --out",
-        tmp_path / "run",
-        SHORT,
-    )
-    done = semigpc(*command)
-    assert done.exit_code == 0, done.output
+    np.savez(file, x_labeled=x, y_labeled=y, x_unlabeled=x[:0])
+    done = worked("train", file, "--steps 2 --validation 0.2 --resume --out", run, SHORT)
     for words in (
-        f"There is no run in {tmp_path / 'run'} to resume",
+        f"There is no run in {run} to resume",
         "A fraction of 0.2 is less than one label of any class",
         "No test images",
+        "There were no images to evaluate on.",
         "Note at step 2: The confidence is not calibrated",
     ):
         assert words in done.output
-    done = semigpc("predict", tmp_path / "run", tmp_path / "a.npz", "--json")
+    done = semigpc("predict", run, file, "--json")
     assert "Note: The confidence is not calibrated" in done.stderr
-    assert [row["file"] for row in json.loads(done.stdout)][:6] == [
-        f"x_labeled/{i}" for i in (1, 2, 3, 4, 5, 7)
-    ]
+    names = [row["file"] for row in json.loads(done.stdout)]
+    assert names[:6] == [f"x_labeled/{i}" for i in (1, 2, 3, 4, 5, 7)]
 
 
 @pytest.mark.nightly
 def test_the_three_commands_through_the_installed_script(tmp_path: Path) -> None:
     make_folder(tmp_path)
     script = Path(sys.executable).with_name("semigpc")
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
     for command in (
         "train photos --labels labels.csv --test test.csv --steps 30",
         "evaluate runs/photos-simmatch-gp-seed0",
         "predict runs/photos-simmatch-gp-seed0 photos --out predicted.csv",
     ):
-        env = os.environ | {"OMP_NUM_THREADS": "1"}
-        done = subprocess.run(
-            [script, *command.split()], cwd=tmp_path, capture_output=True, text=True, env=env
-        )
+        words = [str(script), *command.split()]
+        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, env=env)
         assert done.returncode == 0, done.stderr
     assert len((tmp_path / "predicted.csv").read_text().splitlines()) == 66
     assert (tmp_path / "runs/photos-simmatch-gp-seed0/report.html").exists()

@@ -16,7 +16,7 @@ from semigpc.training.evaluate import Evaluation, evaluate_run
 from semigpc.training.inference import images_at, load_run
 from semigpc.training.metrics import METRIC, Head
 from semigpc.training.run_folder import Standing
-from tests.cli.calls import SHORT, semigpc
+from tests.cli.calls import SHORT, semigpc, worked
 
 STOP = 17  # steps; between two evaluations, and no checkpoint is due
 SETTINGS = " ".join(
@@ -120,8 +120,7 @@ def test_what_train_says_is_what_every_command_uses(
             assert semigpc(*command).exit_code == 130
         stopped = load_run(run)
         check_uses(run, Standing(stopped.checkpoint, stopped.step, stopped.head), tmp_path)
-    done = semigpc(*command, "--resume")
-    assert done.exit_code == 0, done.output
+    done = worked(*command, "--resume")
     said = named(done.stdout)
     assert named((run / "report.html").read_text()) == said
     check_uses(run, said, tmp_path)
@@ -135,8 +134,7 @@ def test_a_comparison_counts_a_run_as_it_predicts(
 ) -> None:
     let_the_first_evaluation_be_best(monkeypatch)
     method = "--algorithm fixmatch --refiner gp --seeds 1"
-    done = semigpc("compare digits --out", tmp_path, SETTINGS, method)
-    assert done.exit_code == 0, done.output
+    worked("compare digits --out", tmp_path, SETTINGS, method)
     cells = json.loads((tmp_path / "comparison.json").read_text())["cells"]
     results = {
         cell["name"]: (cell["runs"][0]["folder"], cell["runs"][0]["result"]) for cell in cells

@@ -1,6 +1,4 @@
-"""Two commands at once on one folder, through the real entry point: one works, the other says why
-it does not.
-"""
+"""Two commands at once on one folder: one works, the other says why it does not."""
 
 import json
 import os
@@ -23,13 +21,11 @@ from tests.labeling.samples import IDS, LABELS, X, write, write_labels
 Process = subprocess.Popen[str]
 
 
-def both(
-    first: tuple[str, ...], second: tuple[str, ...], folder: Path, delay: float
-) -> list[Process]:
+def both(first: str, second: str, folder: Path, delay: float) -> list[Process]:
     """Two commands, the second started a little later."""
-    one = start(*first, cwd=folder)
+    one = start(first, cwd=folder)
     time.sleep(delay)
-    return [one, start(*second, cwd=folder)]
+    return [one, start(second, cwd=folder)]
 
 
 def wait_until(ready: Callable[[], bool]) -> None:
@@ -45,20 +41,17 @@ def any_ended(processes: list[Process]) -> bool:
 
 @pytest.mark.slow
 def test_two_labellings_into_one_folder(tmp_path: Path) -> None:
-    """With other settings: the second meets the lock or, if the first has ended by then, labels
-    that were made otherwise.
-    """
+    """With other settings: the second meets the lock, or finished labels of the first."""
     rng = random.Random(seed())
     write(tmp_path, "parquet", X, IDS)
     write_labels(tmp_path / "labels.csv", LABELS)
-    base = ("label", "data.parquet", "--labels", "labels.csv", "--no-report", "--out")
+    base = "label data.parquet --labels labels.csv --no-report --out"
     for number in range(cases(1)):
         out = tmp_path / f"out{number}"
-        commands = [
-            (*base, out.name, "--seed", str(k), "--target-precision", str(0.9 + 0.05 * k))
-            for k in (0, 1)
-        ]
-        processes = both(commands[0], commands[1], tmp_path, rng.uniform(0.0, 0.3))
+        first, second = (
+            f"{base} {out.name} --seed {k} --target-precision {0.9 + 0.05 * k}" for k in (0, 1)
+        )
+        processes = both(first, second, tmp_path, rng.uniform(0.0, 0.3))
         complaints = [process.communicate(timeout=300)[1] for process in processes]
         codes = [process.returncode for process in processes]
         assert sorted(codes) == [0, 2], complaints
@@ -75,35 +68,14 @@ def test_two_labellings_into_one_folder(tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 def test_two_trainings_in_one_folder(tmp_path: Path) -> None:
-    """One is refused at once, whichever came second; the other trains on until it is stopped, and
-    loses nothing.
-    """
+    """One is refused at once; the other trains on until it is stopped, and loses nothing."""
     rng = random.Random(seed())
-    train = (
-        "train",
-        "digits",
-        "--algorithm",
-        "fixmatch",
-        "--refiner",
-        "none",
-        "--steps",
-        "1000000",
-        "--resume",
-        "--out",
-    )
-    often = (
-        "--set",
-        "train.log_steps=5",
-        "--set",
-        "train.eval_steps=500000",
-        "--set",
-        "train.checkpoint_steps=10",
-    )
+    train = "train digits --algorithm fixmatch --refiner none --steps 1000000 --resume"
+    often = "--set train.log_steps=5 --set train.eval_steps=500000 --set train.checkpoint_steps=10"
     for number in range(cases(1)):
         out = tmp_path / f"run{number}"
-        processes = both(
-            (*train, out.name, *often), (*train, out.name, *often), tmp_path, rng.uniform(0.0, 0.3)
-        )
+        command = f"{train} {often} --out {out.name}"
+        processes = both(command, command, tmp_path, rng.uniform(0.0, 0.3))
         wait_until(partial(any_ended, processes))
         loser = next(process for process in processes if process.poll() is not None)
         [winner] = [process for process in processes if process is not loser]

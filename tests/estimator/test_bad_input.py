@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from semigpc import SemiGPClassifier
-from tests.estimator.long_tail import blobs
+from tests.estimator.long_tail import CODES, X, blobs
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,6 @@ def test_a_parameter_that_makes_no_sense_is_refused_at_fit(
         SemiGPClassifier(**options).fit(X, codes)
 
 
-X, CODES, _ = blobs()
 TWO_KINDS = np.array(["a", 1, None], dtype=object)
 
 

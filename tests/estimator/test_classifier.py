@@ -10,21 +10,11 @@ from semigpc import SemiGPClassifier
 from semigpc.estimator import STATUSES
 from semigpc.gp.certainty import class_scales
 from semigpc.gp.kernels import RBF
-from tests.estimator.long_tail import blobs
-
-FIXED: dict[str, Any] = {
-    "length_scale": 0.6,
-    "noise_std": 0.3,
-    "logit_scale": 6.0,
-    "scaling": "unit",
-    "self_training": 0,
-}
+from tests.estimator.long_tail import CODES, FIXED, TRUTH, X, blobs
 
 
 def by_hand(X: Any, codes: Any, queries: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Means, scores and variance in plain float64: unit rows, fixed hyper-parameters, the class
-    prior of section 3.7.
-    """
+    """Means, scores and variance in plain float64, with the class prior of section 3.7."""
     known = codes >= 0
     h, x = (
         torch.nn.functional.normalize(torch.from_numpy(rows).double(), dim=1)
@@ -40,9 +30,8 @@ def by_hand(X: Any, codes: Any, queries: Any) -> tuple[torch.Tensor, torch.Tenso
 
 
 def test_probabilities_and_variance_are_those_of_the_equations() -> None:
-    X, codes, _ = blobs()
-    model = SemiGPClassifier(**FIXED).fit(X, codes)
-    mean, scores, variance = by_hand(X, codes, X)
+    model = SemiGPClassifier(**FIXED).fit(X, CODES)
+    mean, scores, variance = by_hand(X, CODES, X)
     proba = torch.softmax(6 * scores, dim=1).numpy()
     assert model.predict_proba(X) == pytest.approx(proba, abs=2e-5)
     assert model.predict_variance(X) == pytest.approx(variance.numpy(), abs=2e-5)
@@ -52,16 +41,15 @@ def test_probabilities_and_variance_are_those_of_the_equations() -> None:
     pool = torch.softmax(model.confidence_scale_ * mean + shares.log(), dim=1)
     decided = pool.gather(1, scores.argmax(1, keepdim=True)).squeeze(1)
     assert answers.confidence == pytest.approx(decided.numpy(), abs=2e-5)
-    likely = SemiGPClassifier(**FIXED, class_prior="estimated").fit(X, codes)
+    likely = SemiGPClassifier(**FIXED, class_prior="estimated").fit(X, CODES)
     assert likely.confidence_scale_ == model.confidence_scale_
     assert likely.predict_proba(X) == pytest.approx(pool.numpy(), abs=2e-5)
 
 
 def test_weights_add_up_to_the_score_and_a_removed_reason_changes_it_by_its_difference() -> None:
-    X, codes, _ = blobs()
-    model = SemiGPClassifier(**FIXED).fit(X, codes)
-    queries = X[codes < 0][::17]
-    whole = model.explain(queries, top=int((codes >= 0).sum()))
+    model = SemiGPClassifier(**FIXED).fit(X, CODES)
+    queries = X[CODES < 0][::17]
+    whole = model.explain(queries, top=int((CODES >= 0).sum()))
     assert whole.weights.sum(axis=1) == pytest.approx(whole.scores, abs=1e-5)
     assert whole.rest == pytest.approx(0, abs=1e-5)
     few = model.explain(queries, top=3)
@@ -73,8 +61,8 @@ def test_weights_add_up_to_the_score_and_a_removed_reason_changes_it_by_its_diff
     for query, row, code, score, difference in zip(
         queries, few.rows[:, 0], few.codes, few.scores, few.differences[:, 0], strict=True
     ):
-        engine = SemiGPClassifier(**FIXED).fit(X, codes)._memory.members[0].engine
-        slot = int(np.flatnonzero(np.flatnonzero(codes >= 0) == row)[0])
+        engine = SemiGPClassifier(**FIXED).fit(X, CODES)._memory.members[0].engine
+        slot = int(np.flatnonzero(np.flatnonzero(CODES >= 0) == row)[0])
         engine.remove(torch.tensor([slot]))
         point = model._scaling(query[None]).double()
         without = (engine.mean(point, offset=offset) * scales)[0, code]
@@ -82,20 +70,18 @@ def test_weights_add_up_to_the_score_and_a_removed_reason_changes_it_by_its_diff
 
 
 def test_reasons_in_bulk_are_those_of_explain() -> None:
-    X, codes, _ = blobs()
     for rounds in (0, 2):
-        model = SemiGPClassifier(self_training=rounds).fit(X, codes)
-        queries = X[codes < 0]
+        model = SemiGPClassifier(self_training=rounds).fit(X, CODES)
+        queries = X[CODES < 0]
         answers, reasons = model.answer(queries), model.explain(queries)
         assert (answers.codes == reasons.codes).all()
         assert answers.weights == pytest.approx(reasons.weights, abs=1e-4)
-        assert set(answers.rows.flat) <= set(np.flatnonzero(codes >= 0))
+        assert set(answers.rows.flat) <= set(np.flatnonzero(CODES >= 0))
 
 
 def test_confidence_is_the_pool_probability_of_the_class() -> None:
-    X, codes, _ = blobs()
     for rounds in (0, 2):
-        model = SemiGPClassifier(self_training=rounds).fit(X, codes)
+        model = SemiGPClassifier(self_training=rounds).fit(X, CODES)
         answers, probs = model.answer(X), model.pool_proba(X)
         assert probs.sum(axis=1) == pytest.approx(1, abs=1e-5)
         own = probs[np.arange(len(X)), answers.codes]
@@ -144,13 +130,12 @@ def test_a_row_alone_in_its_class_is_given_to_another_when_left_out() -> None:
 
 
 def test_covariance_has_the_variance_on_its_diagonal_and_tells_what_a_new_label_will_do() -> None:
-    X, codes, truth = blobs()
-    model = SemiGPClassifier(**FIXED).fit(X, codes)
-    rows = np.flatnonzero(codes < 0)[:30]
+    model = SemiGPClassifier(**FIXED).fit(X, CODES)
+    rows = np.flatnonzero(CODES < 0)[:30]
     before = model.predict_variance(X[rows])
     covariance = model.covariance(X[rows], X[rows])
     assert covariance.diagonal() == pytest.approx(before, abs=1e-5)
-    model.partial_fit(X[rows[:1]], truth[rows[:1]], rows=rows[:1])
+    model.partial_fit(X[rows[:1]], TRUTH[rows[:1]], rows=rows[:1])
     expected = before - covariance[:, 0] ** 2 / (before[0] + model.noise_std_**2)
     assert model.predict_variance(X[rows]) == pytest.approx(expected, abs=1e-5)
 
@@ -159,12 +144,11 @@ def test_covariance_has_the_variance_on_its_diagonal_and_tells_what_a_new_label_
 
 
 def test_partial_fit_adds_replaces_and_withdraws_as_a_fresh_fit_would() -> None:
-    X, codes, truth = blobs()
-    model = SemiGPClassifier(**FIXED).fit(X, codes)
-    expected = codes.copy()
-    labelled, bare = np.flatnonzero(codes >= 0), np.flatnonzero(codes < 0)
+    model = SemiGPClassifier(**FIXED).fit(X, CODES)
+    expected = CODES.copy()
+    labelled, bare = np.flatnonzero(CODES >= 0), np.flatnonzero(CODES < 0)
     steps = [
-        (bare[:5], truth[bare[:5]]),
+        (bare[:5], TRUTH[bare[:5]]),
         (labelled[:2], [2, 1]),
         (labelled[2:4], [-1, -1]),
         (bare[:1], [-1]),
@@ -180,9 +164,8 @@ def test_partial_fit_adds_replaces_and_withdraws_as_a_fresh_fit_would() -> None:
 
 
 def test_without_row_numbers_equal_rows_are_replaced_and_others_added() -> None:
-    X, codes, _ = blobs()
-    model = SemiGPClassifier(**FIXED).fit(X, codes)
-    labelled = np.flatnonzero(codes >= 0)
+    model = SemiGPClassifier(**FIXED).fit(X, CODES)
+    labelled = np.flatnonzero(CODES >= 0)
     model.partial_fit(X[labelled[:1]], [2])
     assert len(model.labeled_rows_) == len(labelled)
     assert model.transduction_[labelled[0]] == 2
@@ -192,12 +175,11 @@ def test_without_row_numbers_equal_rows_are_replaced_and_others_added() -> None:
 
 
 def test_corrections_reach_a_self_trained_model_too() -> None:
-    X, codes, truth = blobs()
-    model = SemiGPClassifier(self_training=2).fit(X, codes)
+    model = SemiGPClassifier(self_training=2).fit(X, CODES)
     assert model._helped is not None
     joined = np.setdiff1d(model._helped.row_numbers(), model.labeled_rows_)
     assert len(joined)
-    other = int((truth[joined[0]] + 1) % 3)
+    other = int((TRUTH[joined[0]] + 1) % 3)
     before = model.predict_proba(X[joined[:1]])[0, other]
     model.partial_fit(X[joined[:1]], [other], rows=joined[:1])
     assert model.predict_proba(X[joined[:1]])[0, other] > 2 * before
@@ -205,23 +187,21 @@ def test_corrections_reach_a_self_trained_model_too() -> None:
 
 
 def test_a_class_nobody_had_heard_of_can_be_added() -> None:
-    X, codes, _ = blobs()
-    names = np.where(codes < 0, None, np.array(["heron", "coot", "wren"])[codes])
+    names = np.where(CODES < 0, None, np.array(["heron", "coot", "wren"])[CODES])
     model = SemiGPClassifier().fit(X, names)
     far = np.full((3, X.shape[1]), -30, np.float32) + np.eye(X.shape[1], dtype=np.float32)[:3]
     model.partial_fit(far, ["dodo"] * 3)
     assert list(model.classes_) == ["coot", "dodo", "heron", "wren"]
     assert (model.predict(far) == "dodo").all()
     assert model.class_shares_.sum() == pytest.approx(1)
-    assert (model.predict(X[codes >= 0]) == names[codes >= 0]).mean() > 0.95
+    assert (model.predict(X[CODES >= 0]) == names[CODES >= 0]).mean() > 0.95
 
 
 # Abstaining ---------------------------------------------------------------------------------------
 
 
 def test_a_row_far_from_everything_is_an_outlier_and_gets_no_label() -> None:
-    X, codes, _ = blobs()
-    model = SemiGPClassifier(abstain=0.8, scaling="standard").fit(X, codes)
+    model = SemiGPClassifier(abstain=0.8, scaling="standard").fit(X, CODES)
     far = np.full((1, X.shape[1]), 60, np.float32)
     assert STATUSES[int(model.answer(far).status[0])] == "outlier"
     assert model.predict_variance(far)[0] > 0.99
@@ -249,14 +229,13 @@ def test_a_target_precision_is_kept_where_classes_overlap() -> None:
 
 
 def test_what_stands_for_no_label_fits_the_labels() -> None:
-    X, codes, _ = blobs()
-    numbers = SemiGPClassifier(abstain=1.0).fit(X, codes).transduction_
+    numbers = SemiGPClassifier(abstain=1.0).fit(X, CODES).transduction_
     assert numbers.dtype.kind == "i"
-    assert (numbers[codes >= 0] == codes[codes >= 0]).all()
+    assert (numbers[CODES >= 0] == CODES[CODES >= 0]).all()
     assert (numbers == -1).any()
-    floats = SemiGPClassifier(abstain=1.0).fit(X, codes.astype(float)).transduction_
+    floats = SemiGPClassifier(abstain=1.0).fit(X, CODES.astype(float)).transduction_
     assert np.isnan(floats).any()
-    names = np.where(codes < 0, None, codes.astype(str))
+    names = np.where(CODES < 0, None, CODES.astype(str))
     text = SemiGPClassifier(abstain=1.0).fit(X, names).transduction_
     assert any(label is None for label in text)
 
@@ -312,10 +291,9 @@ def test_rows_that_joined_help_to_decide_but_do_not_vouch() -> None:
 
 
 def test_a_withdrawn_correction_leaves_no_trace() -> None:
-    X, codes, _ = blobs()
-    model = SemiGPClassifier(**FIXED).fit(X, codes)
+    model = SemiGPClassifier(**FIXED).fit(X, CODES)
     before = model.transduction_.copy()
-    row = np.flatnonzero(codes < 0)[:1]
+    row = np.flatnonzero(CODES < 0)[:1]
     model.partial_fit(X[row], [(before[row[0]] + 1) % 3], rows=row)
     assert model.transduction_[row[0]] != before[row[0]]
     model.partial_fit(X[row], [-1], rows=row)
@@ -323,20 +301,18 @@ def test_a_withdrawn_correction_leaves_no_trace() -> None:
 
 
 def test_labels_of_another_kind_are_refused_later_on() -> None:
-    X, codes, _ = blobs()
-    model = SemiGPClassifier().fit(X, np.where(codes < 0, None, codes.astype(str).astype(object)))
+    model = SemiGPClassifier().fit(X, np.where(CODES < 0, None, CODES.astype(str).astype(object)))
     with pytest.raises(ValueError, match="of the kind of the classes, such as '0'; got 3"):
         model.partial_fit(X[:1], [3])
 
 
 def test_a_fit_labels_its_own_rows_only_if_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    X, codes, truth = blobs()
-    model = SemiGPClassifier().fit(X, codes)
-    assert (model.transduction_[codes >= 0] == codes[codes >= 0]).all()
+    model = SemiGPClassifier().fit(X, CODES)
+    assert (model.transduction_[CODES >= 0] == CODES[CODES >= 0]).all()
     monkeypatch.setattr(SemiGPClassifier, "_answer", None)
-    model.fit(X, codes, transduce=False)
+    model.fit(X, CODES, transduce=False)
     assert not hasattr(model, "transduction_")
-    unlabelled = np.flatnonzero(codes < 0)[:2]
-    model.partial_fit(X[unlabelled], truth[unlabelled] + 3, rows=unlabelled)
+    unlabelled = np.flatnonzero(CODES < 0)[:2]
+    model.partial_fit(X[unlabelled], TRUTH[unlabelled] + 3, rows=unlabelled)
     assert not hasattr(model, "transduction_")
     assert set(model.classes_) > {0, 1, 2}

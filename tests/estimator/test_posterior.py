@@ -1,4 +1,4 @@
-"""Scoring many rows at once equals scoring them slowly in float64."""
+"""Scores, reasons and kernel values of many rows equal slow ones in float64."""
 
 import threading
 from collections.abc import Callable
@@ -11,7 +11,16 @@ from torch import Tensor
 import semigpc.estimator.posterior as module
 from benchmarks.references import kernel_matrix
 from benchmarks.timing import peak_extra_bytes
-from semigpc.estimator.posterior import Posterior, Scored
+from semigpc.estimator.posterior import (
+    GROUP,
+    LARGEST_EXPONENT,
+    SMALLEST_VALUE,
+    Posterior,
+    ReasonSearch,
+    ScaledKernel,
+    Scored,
+    grouping_order,
+)
 from semigpc.gp import KERNELS, NTK, RBF, Clipped, Cosine, Kernel, Laplace, NotPositiveDefiniteError
 from semigpc.io import threads
 from tests.gp.streams import assert_near, clusters
@@ -380,3 +389,183 @@ def test_rows_that_are_not_finite_are_named(
     queries[6, 1] = wrong
     with pytest.raises(ValueError, match=r"queries must be finite.* row 6 is not"):
         posterior.score(queries)
+
+
+# The search for reasons ---------------------------------------------------------------------------
+
+
+def labels(generator: torch.Generator, n: int, classes: int = 5) -> tuple[Tensor, Tensor]:
+    """Weights (n, C), mostly above 0 for a row's own class alone, and the classes, as grouped."""
+    own = torch.randint(classes, (n,), generator=generator)
+    weights = 0.1 * torch.randn(n, classes, generator=generator)
+    weights[torch.arange(n), own] += torch.rand(n, generator=generator)
+    order = grouping_order(weights)
+    return weights[order], own[order]
+
+
+def kernel_values(search: ReasonSearch, values: Tensor) -> tuple[Tensor, Tensor]:
+    room = search.workspace(len(values))
+    room[:, : values.shape[1]] = values
+    return room, room.view(len(values), -1, GROUP).amax(dim=2)
+
+
+def check_reasons(
+    search: ReasonSearch, weights: Tensor, values: Tensor, classes: Tensor, top: int
+) -> None:
+    places, best = search.find(*kernel_values(search, values), classes, top)
+    shares = values * weights.mT[classes]
+    assert torch.equal(best, shares.topk(top, dim=1).values)
+    assert torch.equal(best, shares.gather(1, places))
+    assert all(len(set(row)) == top for row in places.tolist())
+
+
+@pytest.mark.parametrize("n", [10, GROUP, 4 * GROUP + 1, 10 * GROUP - 1, 10 * GROUP])
+@pytest.mark.parametrize("top", [1, 3, 9])
+def test_finds_what_a_full_search_finds(n: int, top: int, generator: torch.Generator) -> None:
+    weights, _ = labels(generator, n)
+    search = ReasonSearch(weights)
+    values = torch.rand(200, n, generator=generator) ** 4
+    check_reasons(search, weights, values, torch.randint(5, (200,), generator=generator), top)
+
+
+def test_rows_are_ordered_by_class_and_then_by_weight() -> None:
+    weights = torch.tensor([[0.9, 0.1], [0.2, 0.3], [0.1, 0.0], [-0.5, 0.2]])
+    assert grouping_order(weights).tolist() == [2, 0, 3, 1]
+
+
+def test_few_queries_need_all_rows_where_labels_are_as_a_gp_has_them(
+    generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights, own = labels(generator, 20 * GROUP)
+    search = ReasonSearch(weights)
+    classes = torch.randint(5, (300,), generator=generator)
+    near = 0.5 * (classes[:, None] == own)  # the rows of a query's class are nearer
+    values = 0.2 + near + 0.3 * torch.rand(300, len(own), generator=generator)
+    asked: list[int] = []
+    full = search.find_among_all
+
+    def counted(values: Tensor, classes: Tensor, top: int) -> tuple[Tensor, Tensor]:
+        asked.append(len(values))
+        return full(values, classes, top)
+
+    monkeypatch.setattr(search, "find_among_all", counted)
+    check_reasons(search, weights, values, classes, 3)
+    assert sum(asked) < 30
+
+
+def test_queries_whose_bounds_promise_too_much_are_answered_from_all_rows(
+    generator: torch.Generator,
+) -> None:
+    weights = torch.full((8 * GROUP, 1), 0.1)
+    weights[::GROUP] = 1.0  # large where likeness is small: every bound is far too high
+    values = 0.5 + 0.5 * torch.rand(5, len(weights), generator=generator)
+    values[:, ::GROUP] = 0.01
+    check_reasons(ReasonSearch(weights), weights, values, torch.zeros(5, dtype=torch.int64), 3)
+
+
+def test_weights_below_zero_are_reasons_too_if_there_are_no_others(
+    generator: torch.Generator,
+) -> None:
+    weights = -torch.rand(8 * GROUP, 2, generator=generator) - 0.1
+    weights[5, 0] = 1.0
+    values = torch.rand(20, len(weights), generator=generator) + 0.1
+    check_reasons(ReasonSearch(weights), weights, values, torch.arange(20) % 2, 3)
+
+
+def test_equal_weights_are_different_rows() -> None:
+    weights = torch.full((8 * GROUP, 1), 0.5)
+    values = torch.full((4, len(weights)), 0.25)
+    check_reasons(ReasonSearch(weights), weights, values, torch.zeros(4, dtype=torch.int64), 5)
+
+
+def test_values_of_any_sign_are_searched_in_full(generator: torch.Generator) -> None:
+    weights, _ = labels(generator, 130)
+    search = ReasonSearch(weights)
+    values, classes = torch.randn(20, 130, generator=generator), torch.arange(20) % 5
+    places, best = search.find_among_all(kernel_values(search, values)[0], classes, 3)
+    shares = values * weights.mT[classes]
+    assert torch.equal(best, shares.topk(3, dim=1).values)
+    assert torch.equal(best, shares.gather(1, places))
+
+
+# Kernel values in units ---------------------------------------------------------------------------
+
+
+def values(scaled: ScaledKernel, queries: Tensor) -> Tensor:
+    """k = r g e."""
+    out = torch.empty(len(queries), len(scaled.points))
+    r = scaled.write(queries, out)
+    return out * scaled.units if r is None else out.exp() * scaled.units * r[:, None]
+
+
+def check_kernel(
+    points: Tensor, queries: Tensor, kernel: Kernel, *, fast: bool, rtol: float = 1e-4
+) -> ScaledKernel:
+    scaled = ScaledKernel(points, kernel)
+    truth = kernel(queries.double(), points.double())
+    found = values(scaled, queries).double()
+    torch.testing.assert_close(found, truth, rtol=rtol, atol=2 * SMALLEST_VALUE)
+    assert (scaled.write(queries, torch.empty(len(queries), len(points))) is not None) == fast
+    return scaled
+
+
+@pytest.fixture
+def points(generator: torch.Generator) -> Tensor:
+    return torch.randn(40, 6, generator=generator)
+
+
+def test_an_rbf_is_one_product_and_one_exp(points: Tensor) -> None:
+    scaled = check_kernel(
+        points, points[:9] + 0.1, RBF(length_scale=1.5, output_scale=2.5), fast=True
+    )
+    assert scaled.origin is None
+
+
+def test_points_far_from_zero_are_seen_from_their_mean(points: Tensor) -> None:
+    kernel = RBF(length_scale=1.5)
+    scaled = check_kernel(points + 30, points[:9] + 30.1, kernel, fast=True, rtol=2e-4)
+    assert scaled.origin is not None
+    wide = (points[:9] + 30.1).double()
+    found, truth = values(scaled, wide).double(), kernel(wide, (points + 30).double())
+    torch.testing.assert_close(found, truth, rtol=2e-4, atol=SMALLEST_VALUE)
+
+
+def test_queries_that_are_too_far_are_evaluated_as_they_are(points: Tensor) -> None:
+    kernel = RBF(length_scale=1.0)
+    far = 1.01 * (2 * LARGEST_EXPONENT) ** 0.5 * torch.nn.functional.normalize(points[:5], dim=1)
+    scaled = check_kernel(points, torch.cat([points[5:9], far]), kernel, fast=False)
+    assert scaled.columns is not None
+    assert (values(scaled, 1e4 * far) <= SMALLEST_VALUE * 1.01).all()
+
+
+def test_points_that_are_too_far_apart_are_evaluated_as_they_are(points: Tensor) -> None:
+    scaled = check_kernel(points, points[:9] + 0.01, RBF(length_scale=0.1), fast=False, rtol=2e-3)
+    assert scaled.columns is None
+    assert (scaled.units == 1).all()
+
+
+def test_nothing_overflows_or_vanishes_at_the_edge_of_the_range(points: Tensor) -> None:
+    edge = 0.999 * (2 * LARGEST_EXPONENT) ** 0.5 * torch.nn.functional.normalize(points, dim=1)
+    both = torch.cat([edge, -edge])  # the mean is 0
+    check_kernel(both, both, RBF(length_scale=1.0), fast=True)
+
+
+@pytest.mark.parametrize("kernel", [kernel() for kernel in KERNELS.values()], ids=repr)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_every_kernel_and_precision(kernel: Kernel, dtype: torch.dtype, points: Tensor) -> None:
+    rounded = (points[:9] * 0.3).to(dtype)
+    check_kernel(points * 0.3, rounded, kernel, fast=isinstance(kernel, RBF), rtol=1e-3)
+
+
+@pytest.mark.parametrize("kernel", [RBF(), Laplace(), Cosine()], ids=repr)
+def test_no_points_no_values(kernel: Kernel) -> None:
+    scaled = ScaledKernel(torch.empty(0, 3), kernel)
+    assert scaled.write(torch.ones(2, 3), torch.empty(2, 0)) is None
+    assert scaled.units.shape == (0,)
+
+
+def test_a_row_that_is_not_finite_is_named(points: Tensor) -> None:
+    queries = points[:4].clone()
+    queries[2, 1] = torch.nan
+    with pytest.raises(ValueError, match=r"queries must be finite.* row 102 is not"):
+        ScaledKernel(points, RBF()).write(queries, torch.empty(4, 40), start=100)

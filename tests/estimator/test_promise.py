@@ -14,9 +14,7 @@ EVEN = torch.full((4,), 0.25, dtype=torch.float64)
 
 
 def draw(n: int, seed: int, *, sharper: float = 1.0) -> tuple[Decisions, torch.Tensor]:
-    """Rows whose true class is drawn by a softmax; ``sharper`` than 1, their probabilities are too
-    sure.
-    """
+    """Rows with a class drawn by a softmax; ``sharper`` than 1, probabilities are too sure."""
     rng = torch.Generator().manual_seed(seed)
     logits = 3 * torch.randn(n, 4, generator=rng, dtype=torch.float64)
     truth = torch.multinomial(torch.softmax(logits, dim=1), 1, generator=rng).squeeze(1)
@@ -85,10 +83,9 @@ def test_labels_of_a_class_that_is_mostly_wrong_are_not_promised() -> None:
 
 def test_one_class_says_nothing_about_other_rows() -> None:
     decisions, _ = draw(50, 0)
-    assert (
-        make_promise(decisions, torch.zeros(50, dtype=torch.int64), decisions, EVEN, 0.8).thresholds
-        > 1
-    ).all()
+    one_class = torch.zeros(50, dtype=torch.int64)
+    found = make_promise(decisions, one_class, decisions, EVEN, 0.8)
+    assert (found.thresholds > 1).all()
 
 
 def test_a_label_given_out_is_the_likeliest_class() -> None:

@@ -1,6 +1,4 @@
-"""A thousand rows through ONNX Runtime and through torch.export, for every engine and every kernel
-that can be exported.
-"""
+"""ONNX Runtime and torch.export against every engine and kernel that can be exported."""
 
 import json
 from dataclasses import dataclass
@@ -12,52 +10,81 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from semigpc.data import Augment
+from semigpc.data import Augment, AugmentConfig
 from semigpc.export.network import FORMATS, ExportedNetwork
 from semigpc.export.run import TOLERANCE, differences
 from semigpc.gp import EnsembleGP, ExactGP, MatrixFreeGP, NoExpansionError
 from semigpc.io.errors import DifferenceError, NotExportableError
+from semigpc.io.images import Pixels
 from semigpc.models import Classifier
-from semigpc.refiners import (
-    EnsembleOptions,
-    GaussianProcessRefiner,
-    MatrixFreeOptions,
-)
+from semigpc.refiners import EnsembleOptions, GaussianProcessRefiner, GPConfig, MatrixFreeOptions
 from semigpc.training.metrics import Head
-from tests.export.clusters import AUGMENT, SIDE, gp, images, network
+from semigpc.types import HeadSpec
 
+CLASSES, SIDE = 4, 4
+AUGMENT = AugmentConfig(image_size=SIDE)
 CHECK_IMAGES, BATCHES = 1000, (1, 7, 256, 736)
-CASES: dict[str, tuple[type[torch.nn.Module], dict[str, Any]]] = {
+FREQUENCY = {"class_prior": "frequency"}
+CASES: dict[str, tuple[type[nn.Module], dict[str, Any]]] = {
     "exact": (ExactGP, {"engine": "exact"}),
-    "ensemble": (
-        EnsembleGP,
-        {"engine": EnsembleOptions(members=3, combine="mean"), "class_prior": "frequency"},
-    ),
-    "matrix_free": (
-        MatrixFreeGP,
-        {"engine": MatrixFreeOptions(rank=32), "class_prior": "frequency"},
-    ),
+    "ensemble": (EnsembleGP, {"engine": EnsembleOptions(members=3, combine="mean"), **FREQUENCY}),
+    "matrix_free": (MatrixFreeGP, {"engine": MatrixFreeOptions(rank=32), **FREQUENCY}),
     "laplace": (ExactGP, {"kernel": "laplace"}),
     "laplace_clipped": (ExactGP, {"kernel": "laplace", "kernel_clip": 0.05}),
     "rbf_clipped": (ExactGP, {"kernel_clip": 0.05, "feature": "projection"}),
-    "cosine": (ExactGP, {"kernel": "cosine", "noise_std": 0.01, "class_prior": "frequency"}),
+    "cosine": (ExactGP, {"kernel": "cosine", "noise_std": 0.01, **FREQUENCY}),
     "ntk": (ExactGP, {"kernel": "ntk", "l2norm": False}),
 }
 Floats = npt.NDArray[np.float32]
-TEMPERATURES: dict[Head, float] = {
-    "gp": 2.0,
-    "linear": 8.0,
-}  # its layer is not trained, and should not outvote the GP
+# The linear layer is not trained, and should not outvote the GP.
+TEMPERATURES: dict[Head, float] = {"gp": 2.0, "linear": 8.0}
 
 
-class Several(torch.nn.Module):
+class Flat(nn.Module):
+    """Features (M, 48): the pixels."""
+
+    num_features = 3 * SIDE**2
+
+    def forward(self, images: Tensor) -> Tensor:
+        return images.flatten(1)
+
+
+def images(count: int, seed: int) -> tuple[Pixels, Tensor]:
+    """Bytes (count, 4, 4, 3) about one point a class, with overlap, and labels (count,)."""
+    rng = np.random.default_rng([7, seed])
+    centres = np.random.default_rng(7).integers(60, 196, (CLASSES, SIDE, SIDE, 3))
+    labels = rng.choice(CLASSES, count, p=(0.55, 0.25, 0.15, 0.05))
+    pixels = centres[labels] + 30 * rng.standard_normal((count, SIDE, SIDE, 3))
+    return np.clip(np.rint(pixels), 0, 255).astype(np.uint8), torch.from_numpy(labels)
+
+
+def network() -> Classifier:
+    """A linear classifier and a projection on the pixels."""
+    torch.manual_seed(0)
+    built = Classifier(Flat(), CLASSES, {"projection": HeadSpec("projection", 8)})
+    return built.eval().requires_grad_(False)
+
+
+def gp(classifier: Classifier, rows: int = 160, **options: Any) -> GaussianProcessRefiner:
+    """A GP over so many images as the classifier sees them."""
+    config = GPConfig(**{"buffer_size": 128, **options})
+    width = 8 if config.feature == "projection" else Flat.num_features
+    refiner = GaussianProcessRefiner(config, width, CLASSES)
+    pixels, labels = images(rows, seed=1)
+    for some in torch.arange(rows).split(16):
+        output = classifier(Augment(AUGMENT).normalise(torch.from_numpy(pixels[some.numpy()])))
+        refiner.write(refiner.placement.features(output), labels[some])
+    return refiner
+
+
+class Several(nn.Module):
     """Every case in one graph, since each export takes seconds."""
 
     def __init__(self, classifier: Classifier, refiners: dict[str, GaussianProcessRefiner]) -> None:
         super().__init__()
-        self.each = torch.nn.ModuleDict(
+        self.each = nn.ModuleDict(
             {name: exported(classifier, refiner) for name, refiner in refiners.items()}
         )
         self.outputs = {f"of_{name}": "gp" for name in refiners}
@@ -67,9 +94,7 @@ class Several(torch.nn.Module):
 
 
 class Compared(NamedTuple):
-    """Refiners, what the refiner of each case returns for the rows, (M, C), and what each runtime
-    does.
-    """
+    """Refiners, what each returns for the rows, (M, C), and what each runtime does."""
 
     refiners: dict[str, GaussianProcessRefiner]
     expected: dict[str, npt.NDArray[np.float64]]
@@ -103,15 +128,10 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Compared:
 
 
 def exported(classifier: Classifier, refiner: GaussianProcessRefiner) -> ExportedNetwork:
+    heads: Any = {"outputs_of": ("gp", "linear"), "temperatures": TEMPERATURES}
     feature = refiner.config.feature
-    return ExportedNetwork(
-        classifier,
-        refiner.head(),
-        gp_feature=feature,
-        augment=AUGMENT,
-        outputs_of=("gp", "linear"),
-        temperatures=TEMPERATURES,
-    ).eval()
+    head = refiner.head()
+    return ExportedNetwork(classifier, head, gp_feature=feature, augment=AUGMENT, **heads).eval()
 
 
 @pytest.mark.parametrize("kind", FORMATS)
@@ -148,9 +168,7 @@ class Angular:
     output_scale = 1.0
 
     def __call__(self, x1: Tensor, x2: Tensor, square_norms2: Tensor | None = None) -> Tensor:
-        cosines = (
-            torch.nn.functional.normalize(x1, dim=1) @ torch.nn.functional.normalize(x2, dim=1).mT
-        )
+        cosines = nn.functional.normalize(x1, dim=1) @ nn.functional.normalize(x2, dim=1).mT
         return 1 - torch.acos(cosines.clamp(-1, 1)) / torch.pi
 
     def diagonal(self, x: Tensor) -> Tensor:
@@ -164,41 +182,27 @@ def test_what_onnx_runtime_cannot_compute_is_refused_and_torch_can(tmp_path: Pat
     module, pixels = exported(classifier, refiner), images(CHECK_IMAGES, seed=2)[0]
     onnx, pt2 = (tmp_path / f"model{form.suffix}" for form in FORMATS.values())
     FORMATS["onnx"].write(module, SIDE, onnx, "{}")
-    with pytest.raises(
-        NotExportableError,
-        match=r"lacks what the network needs: .*kind=torch or head=linear",
-    ):
+    words = r"lacks what the network needs: .*kind=torch or head=linear"
+    with pytest.raises(NotExportableError, match=words):
         FORMATS["onnx"].open(onnx)
     FORMATS["torch"].write(module, SIDE, pt2, "{}")
     answer = FORMATS["torch"].open(pt2)
-    found = differences(
-        answer,
-        classifier,
-        refiner,
-        augment=Augment(AUGMENT),
-        outputs=module.outputs,
-        temperatures=TEMPERATURES,
-        pixels=pixels,
-    )
+    how: Any = {"augment": Augment(AUGMENT), "outputs": module.outputs, "pixels": pixels}
+    found = differences(answer, classifier, refiner, temperatures=TEMPERATURES, **how)
     assert set(found) == {"probabilities", "gp_probabilities", "linear_probabilities"}
     assert max(found.values()) <= TOLERANCE
 
 
 def test_a_network_that_cannot_be_traced_is_refused(tmp_path: Path) -> None:
-    class Moody(torch.nn.Module):
+    class Moody(nn.Module):
         num_features = 48
 
         def forward(self, images: torch.Tensor) -> torch.Tensor:
             return images.flatten(1) if float(images.sum()) > 0 else -images.flatten(1)
 
-    module = ExportedNetwork(
-        Classifier(Moody(), 4).eval(),
-        None,
-        gp_feature="backbone",
-        augment=AUGMENT,
-        outputs_of=("linear",),
-        temperatures={},
-    )
+    moody = Classifier(Moody(), 4).eval()
+    heads: Any = {"outputs_of": ("linear",), "temperatures": {}}
+    module = ExportedNetwork(moody, None, gp_feature="backbone", augment=AUGMENT, **heads)
     for kind in FORMATS:
         with pytest.raises(NotExportableError, match="the network cannot be traced: "):
             FORMATS[kind].write(module, SIDE, tmp_path / "model", "{}")
@@ -207,15 +211,11 @@ def test_a_network_that_cannot_be_traced_is_refused(tmp_path: Path) -> None:
 def test_differences_are_seen() -> None:
     """Also in the last of the rows, in a batch of any size, and where they are no numbers."""
     classifier, pixels = network(), images(20, seed=4)[0]
-    honest = torch.softmax(
-        classifier(Augment(AUGMENT).normalise(torch.from_numpy(pixels))).logits, dim=1
-    ).numpy()
-    compared: dict[str, Any] = {
-        "augment": Augment(AUGMENT),
-        "outputs": {"probabilities": "linear"},
-        "pixels": pixels,
-        "temperatures": {},
-    }
+    augment = Augment(AUGMENT)
+    logits = classifier(augment.normalise(torch.from_numpy(pixels))).logits
+    honest = torch.softmax(logits, dim=1).numpy()
+    outputs = {"probabilities": "linear"}
+    compared: Any = {"augment": augment, "outputs": outputs, "pixels": pixels, "temperatures": {}}
     sizes: list[int] = []
 
     def answer(given: Floats, change: float = 0.0) -> dict[str, Any]:
@@ -233,9 +233,10 @@ def test_differences_are_seen() -> None:
         sizes.clear()
         found = differences(partial(answer, change=change), classifier, None, **compared)
         assert json.dumps(round(found["probabilities"], 3)) == json.dumps(change)
-    with pytest.raises(
-        DifferenceError, match=r"probabilities has shape \(1, 3\), and should have \(1, 4\)"
-    ):
-        differences(
-            lambda given: {"probabilities": honest[: len(given), :3]}, classifier, None, **compared
-        )
+
+    def narrow(given: Floats) -> dict[str, Any]:
+        return {"probabilities": honest[: len(given), :3]}
+
+    words = r"probabilities has shape \(1, 3\), and should have \(1, 4\)"
+    with pytest.raises(DifferenceError, match=words):
+        differences(narrow, classifier, None, **compared)

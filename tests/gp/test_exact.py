@@ -116,6 +116,20 @@ def test_repeated_rows_and_unchanged_rows_do_no_harm(generator: torch.Generator)
     assert_near(engine.mean(features), before, atol=1e-12)
 
 
+def test_no_queries_have_no_label_weights(generator: torch.Generator) -> None:
+    engine, draw = make(64), clusters(generator)
+    engine.replace(torch.arange(40), *draw(40))
+    assert engine.label_weights(draw(10)[0][:0]).shape == (0, 64)
+
+
+def test_a_loaded_state_goes_on_counting_steps(generator: torch.Generator) -> None:
+    engine, restored, draw = make(64), make(64), clusters(generator)
+    for start in (0, 8, 16):
+        engine.replace(torch.arange(start, start + 8), *draw(8))
+    restored.load_state_dict(engine.state_dict())
+    assert restored.health.steps == engine.health.steps == 3
+
+
 def test_an_engine_used_in_inference_mode_can_be_changed_outside_of_it(
     generator: torch.Generator,
 ) -> None:

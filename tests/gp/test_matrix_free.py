@@ -82,6 +82,10 @@ def test_every_positive_definite_kernel_is_solved(
     assert_within_tolerance(engine)
 
 
+def test_the_state_holds_the_rows_and_nothing_that_is_solved_for() -> None:
+    assert set(make(20).state_dict()) == {"features", "targets", "occupied"}
+
+
 @pytest.mark.slow
 def test_a_warm_start_takes_less_than_half_of_a_cold_one(generator: torch.Generator) -> None:
     size = 2000

@@ -1,4 +1,4 @@
-"""Files written whole or not at all, locks between processes, and hashes that show damage."""
+"""Files written whole or not at all, locks between processes, hashes that show damage, JSON."""
 
 import json
 import os
@@ -9,12 +9,20 @@ import sys
 from pathlib import Path
 
 import pytest
+from pydantic import with_config
+from typing_extensions import TypedDict
 
 from semigpc.io.atomic import (
+    RELAXED,
+    Count,
+    PathText,
+    Sha256,
+    Share,
     altered,
     facts_of,
     is_sealed,
     locked,
+    read_json,
     remove_drafts,
     replacing,
     sealed,
@@ -36,9 +44,8 @@ with locked(Path(sys.argv[1]), *sys.argv[2:]):
 
 def holder(*arguments: object) -> subprocess.Popen[str]:
     """A process that holds a lock."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLDS, *map(str, arguments)], stdout=subprocess.PIPE, text=True
-    )
+    command = [sys.executable, "-c", HOLDS, *map(str, arguments)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "held\n"
     return process
@@ -115,7 +122,8 @@ def test_long_names_have_drafts_too(tmp_path: Path) -> None:
 
 
 def test_only_drafts_are_removed(tmp_path: Path) -> None:
-    for name in (".semigpc.lock", ".hidden", "a.csv", ".a.csv.part"):
+    others = (".semigpc.lock", ".hidden", ".a.csv.part")
+    for name in others:
         (tmp_path / name).write_text("")
     with replacing(tmp_path / "a.csv") as draft, replacing(tmp_path / "b.csv") as other:
         draft.write_text("")
@@ -128,9 +136,7 @@ def test_only_drafts_are_removed(tmp_path: Path) -> None:
         remove_drafts(tmp_path)
         assert not draft.exists()
         draft.write_text("")
-    assert sorted(file.name for file in tmp_path.iterdir()) == sorted(
-        [".semigpc.lock", ".hidden", "a.csv", ".a.csv.part", "b.csv"]
-    )
+    assert {file.name for file in tmp_path.iterdir()} == {*others, "a.csv", "b.csv"}
 
 
 def test_all_files_can_be_read_by_those_who_may(tmp_path: Path) -> None:
@@ -142,19 +148,12 @@ def test_all_files_can_be_read_by_those_who_may(tmp_path: Path) -> None:
     assert (tmp_path / "model.safetensors").stat().st_mode == (tmp_path / "usual").stat().st_mode
 
 
-@pytest.mark.parametrize(
-    ("number", "passing"),
-    [(28, True), (30, True), (13, True), (17, False), (20, False), (36, False)],
-)
-def test_it_is_known_whether_the_same_call_may_succeed_later(
-    tmp_path: Path, number: int, passing: bool
-) -> None:
-    with (
-        pytest.raises(WriteError, match="The previous file was not modified") as caught,
-        writing(tmp_path / "a"),
-    ):
+@pytest.mark.parametrize("number", [28, 30, 13, 17, 20, 36])
+def test_it_is_known_whether_the_same_call_may_succeed_later(tmp_path: Path, number: int) -> None:
+    words = "The previous file was not modified"
+    with pytest.raises(WriteError, match=words) as caught, writing(tmp_path / "a"):
         raise OSError(number, "said by a library, with the name of a draft")
-    assert caught.value.passing is passing
+    assert caught.value.passing is (number in (28, 30, 13))
     assert "draft" not in str(caught.value)
 
 
@@ -195,9 +194,7 @@ with locked(Path("out")):
 def test_a_worker_that_runs_the_script_again_says_how_to_write_it(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(UNGUARDED)
     command = [sys.executable, "script.py"]
-    done = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=120
-    )
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert "Put what it does below: if __name__ == '__main__':" in done.stderr
 
 
@@ -214,9 +211,8 @@ with locked(Path(sys.argv[1])):
 
 def test_a_child_that_outlives_the_process_does_not_hold_its_lock(tmp_path: Path) -> None:
     """Loading workers are forks, which the operating system would otherwise count as holders."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", FORKS, str(tmp_path)], stdout=subprocess.PIPE, text=True
-    )
+    command = [sys.executable, "-c", FORKS, str(tmp_path)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     child = int(process.stdout.readline())
     try:
@@ -322,3 +318,99 @@ def test_values_that_were_sealed_are_known(tmp_path: Path) -> None:
     assert is_sealed(values)
     assert not is_sealed(values | {"accuracy": 0.8775})
     assert not is_sealed({"accuracy": 0.0775})
+
+
+# Reading JSON -------------------------------------------------------------------------------------
+
+
+class Inner(TypedDict):
+    share: Share
+    names: list[str]
+
+
+@with_config(RELAXED)
+class Outer(TypedDict):
+    rows: Count
+    hash: Sha256
+    path: PathText | None
+    inner: Inner
+
+
+HASH = "ab" * 32
+REST = '"path": null, "inner": {"share": 1, "names": ["a"]}, "more": {}'
+GOOD = f'{{"rows": 3, "hash": "{HASH}", {REST}}}'
+
+
+class OwnError(Exception):
+    """What a caller raises."""
+
+
+def read(path: Path) -> Outer:
+    def check(found: Outer) -> None:
+        if found["rows"] > 5:
+            raise ValueError(f"rows must be at most 5; got {found['rows']}")
+
+    return read_json(path, Outer, error=OwnError, remedy="Write it again.", check=check)
+
+
+@pytest.mark.parametrize("before", [b"", b"\xef\xbb\xbf", b"\n  "])
+def test_what_is_right_is_read(tmp_path: Path, before: bytes) -> None:
+    path = tmp_path / "own.json"
+    path.write_bytes(before + GOOD.encode())
+    assert read(path)["inner"] == {"share": 1.0, "names": ["a"]}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("3", "-1", r"rows must be greater than or equal to 0; got -1"),
+        ("3", "9", r"rows must be at most 5; got 9"),
+        ("3", "true", r"rows must be a valid integer; got true"),
+        ("3", '"3"', r'rows must be a valid integer; got "3"'),
+        ("3", "3.5", r"rows must be a valid integer; got 3\.5"),
+        ("3", "1" * 30, r"rows must be less than 9007199254740992; got 1{30}"),
+        ("3", "1" * 5000, r"it is not JSON"),
+        ('"rows": 3', '"row": 3', r"rows is missing"),
+        ('"rows": 3', '"rows": 3, "rows": 4', r"it has the key 'rows' more than once"),
+        ("abab", "xyxy", r"hash must match pattern .*; got \"xyxy"),
+        ("null", '""', r"path must have at least 1 character; got \"\""),
+        ("null", '"\\u0000"', r"path must match pattern"),
+        ('"share": 1', '"share": NaN', r"inner\.share must be"),
+        ('"share": 1', '"share": 1e999', r"inner\.share must be"),
+        ('["a"]', '["a", 1]', r"inner\.names\[1\] must be a valid string; got 1"),
+        ('["a"]', "{}", r"inner\.names must be a valid list; got \{\}"),
+        (GOOD, "[]", r"the content must be a valid dictionary; got \[\]"),
+        (GOOD, GOOD[:40], r"it is not JSON"),
+        (GOOD, " ", r"it is empty"),
+        (GOOD, "[" * 100_000, r"it is nested too deeply"),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path: Path, old: str, new: str, words: str) -> None:
+    path = tmp_path / "own.json"
+    assert old in GOOD
+    path.write_text(GOOD.replace(old, new, 1))
+    message = rf"^{path} cannot be (used|read): {words}.*\. Write it again\.$"
+    with pytest.raises(OwnError, match=message) as caught:
+        read(path)
+    assert len(str(caught.value)) < len(str(path)) + 250
+
+
+@pytest.mark.parametrize("kind", ["bytes", "folder", "pipe", "missing", "locked"])
+def test_what_is_no_text_is_named(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "own.json"
+    if kind == "missing":
+        with pytest.raises(FileNotFoundError):
+            read(path)
+        return
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.write_bytes(b'{"rows": "\xff"}')
+    if kind == "locked":
+        path.chmod(0)
+        if os.access(path, os.R_OK):
+            pytest.skip("nothing is locked for this user")
+    with pytest.raises(OwnError, match=rf"^{path} cannot be read: .*\. Write it again\.$"):
+        read(path)

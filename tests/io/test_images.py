@@ -31,6 +31,8 @@ def test_exif_orientation_is_honoured(tmp_path: Path) -> None:
     turned = read_image(save(tmp_path / "a.png", image, exif=exif))
     assert turned.size == (4, 6)
     assert turned.tobytes() == image.transpose(Image.Transpose.ROTATE_270).tobytes()
+    large = save(tmp_path / "a.jpg", image.resize((60, 40)), exif=exif)
+    assert read_image(large, at_least=10).size == (10, 15)  # decoded at a quarter of its size
 
 
 @pytest.mark.parametrize("mode", ["L", "LA", "RGBA", "P", "1", "CMYK"])

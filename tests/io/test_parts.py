@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,9 +27,8 @@ SHAPES: Shapes = {"views": {"weak": (2, 3), "plain": (3,)}, "plain": {"plain": (
 
 
 def opened(folder: Path, **changes: object) -> RowParts:
-    return RowParts(
-        Folder(folder), KEY | changes, shapes=SHAPES, dtype=torch.float32, remedy="Delete that."
-    )
+    options: Any = {"shapes": SHAPES, "dtype": torch.float32, "remedy": "Delete that."}
+    return RowParts(Folder(folder), KEY | changes, **options)
 
 
 def mark(number: int) -> bytes:
@@ -119,9 +119,8 @@ def test_without_parts_any_key_may_begin(tmp_path: Path) -> None:
 
 
 def test_keys_compare_and_hash_as_json() -> None:
-    assert (
-        key_difference({"a": [1, 2]}, Parts(Folder(Path()), {"a": (1, 2)}, remedy="").key) is None
-    )
+    stored = Parts(Folder(Path()), {"a": (1, 2)}, remedy="").key
+    assert key_difference({"a": [1, 2]}, stored) is None
     assert key_digest({"a": (1, 2), "b": 3}) == key_digest({"b": 3, "a": [1, 2]})
     long = key_difference({"a": "x" * 1000}, {"a": 1})
     assert long is not None

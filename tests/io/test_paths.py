@@ -43,12 +43,9 @@ def pipe(path: Path) -> Path:
     return path
 
 
+ENDINGS = ("parquet", "arrow", "feather", "csv", "npz")
 READERS: dict[str, Callable[[Path], object]] = {
-    "data.parquet": open_source,
-    "data.arrow": open_source,
-    "data.feather": open_source,
-    "data.csv": open_source,
-    "data.npz": open_source,
+    **dict.fromkeys([f"data.{ending}" for ending in ENDINGS], open_source),
     "labels.csv": lambda path: read_label_table(path, "id"),
     "labels.parquet": lambda path: read_label_table(path, "id"),
     "table.csv": read_labels,
@@ -122,12 +119,7 @@ def test_links_that_lead_out_need_permission(photos: Path) -> None:
     link(photos / "ant" / "far.png", outside / "0.png")
     link(photos / "bee" / "far", outside / "deep")
     link(photos / "ant" / "near.png", photos / "bee" / "0.png")
-    readers: list[Callable[..., object]] = [
-        images_below,
-        class_folders,
-        lambda place, **how: images_at([place], **how),
-    ]
-    for read in readers:
+    for read in (images_below, class_folders, lambda place: images_at([place])):
         with pytest.raises(DataError, match=r"2 images of .*\(ant/far.png: a link.*.*follow_links"):
             read(photos)
     near = ["ant/0.png", "ant/1.png", "ant/near.png", "bee/0.png", "bee/1.png"]
@@ -194,9 +186,8 @@ def test_shards_may_be_links_only_with_permission(tmp_path: Path) -> None:
 def test_names_that_are_not_utf8_are_refused_and_can_be_printed(photos: Path) -> None:
     (photos / "ant" / "0.png").rename(photos / "ant" / f"{LATIN}.png")
     for read in (images_below, class_folders, lambda place: images_at([place])):
-        with pytest.raises(
-            DataError, match=r"\(ant/latin\\udce9.png: its name is not UTF-8; rename it\)"
-        ) as caught:
+        words = r"\(ant/latin\\udce9.png: its name is not UTF-8; rename it\)"
+        with pytest.raises(DataError, match=words) as caught:
             read(photos)
         str(caught.value).encode()
     with pytest.raises(DataError, match=r"latin\\udce9.png cannot be read: its name is not UTF-8"):
@@ -219,9 +210,8 @@ def test_a_name_is_not_blamed_for_an_environment_that_is_not_utf8(
 def test_inputs_whose_name_is_not_utf8_are_refused(tmp_path: Path, name: str) -> None:
     path = tmp_path / f"{LATIN}-{name}"
     path.write_text("anything")
-    with pytest.raises(
-        DataError, match=r"latin\\udce9-.* cannot be read: its name is not UTF-8; rename it"
-    ) as caught:
+    words = r"latin\\udce9-.* cannot be read: its name is not UTF-8; rename it"
+    with pytest.raises(DataError, match=words) as caught:
         READERS[name](path)
     str(caught.value).encode()
 

@@ -22,12 +22,9 @@ def write_parquet(path: Path, **columns: list[Any]) -> Path:
 
 
 def test_csv_labels_are_text_and_may_be_empty(tmp_path: Path) -> None:
-    table = write_csv(
-        tmp_path / "a.csv",
-        "\ufefffile_name,label,by\na.jpg,cat,me\n./b/c d.jpg, dog "
-        ",\ne.jpg,,\nf.jpg,-1,me\na.jpg,cat,you\n",
-    )
-    assert read_labels(table).labels == {
+    lines = ["a.jpg,cat,me", "./b/c d.jpg, dog ,", "e.jpg,,", "f.jpg,-1,me", "a.jpg,cat,you"]
+    text = "\n".join(["\ufefffile_name,label,by", *lines, ""])
+    assert read_labels(write_csv(tmp_path / "a.csv", text)).labels == {
         "a.jpg": "cat",
         "b/c d.jpg": "dog",
         "e.jpg": None,
@@ -57,9 +54,8 @@ def test_quotes_commas_and_capitals_in_names_survive(tmp_path: Path) -> None:
 def test_parquet_labels_of_any_type(
     tmp_path: Path, labels: list[Any], expected: list[str | None]
 ) -> None:
-    table = write_parquet(
-        tmp_path / "a.parquet", file_name=["x.png", "y.png", "z.png"], label=labels, extra=[1, 2, 3]
-    )
+    names = ["x.png", "y.png", "z.png"]
+    table = write_parquet(tmp_path / "a.parquet", file_name=names, label=labels, extra=[1, 2, 3])
     assert list(read_labels(table).labels.values()) == expected
 
 

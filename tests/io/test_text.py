@@ -8,6 +8,8 @@ import pytest
 
 from semigpc.io.text import as_utf8, from_spreadsheet_cell, printable, spreadsheet_cell
 
+PERSIAN = "\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645"
+
 
 @pytest.mark.parametrize(
     ("text", "expected"),
@@ -19,10 +21,7 @@ from semigpc.io.text import as_utf8, from_spreadsheet_cell, printable, spreadshe
         ("right\u202eleft \u2066x\u2069", r"right\u202eleft \u2066x\u2069"),
         ("line\u2028paragraph\u2029", r"line\u2028paragraph\u2029"),
         ("latin\udce9", r"latin\udce9"),
-        (
-            "\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645",
-            "\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645",
-        ),  # Persian
+        (PERSIAN, PERSIAN),
         ("\U0001f469\u200d\U0001f52c", "\U0001f469\u200d\U0001f52c"),  # one sign of two, joined
         (r"C:\new", r"C:\new"),
     ],

@@ -5,11 +5,9 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from pyarrow import parquet
 
-from semigpc.labeling.label import LabelSettings, label_data
 from semigpc.labeling.project import Project
-from tests.labeling.samples import table_of, write_labels
+from tests.labeling.samples import labelled_table
 
 SIZES = {"oak": 150, "elm": 60, "yew": 20, "new": 25, "stray": 6}
 LABELLED = {"oak": 15, "elm": 8, "yew": 3}
@@ -38,9 +36,4 @@ def make_clouds(folder: Path, *, seed: int = 0, copies: int = 4) -> Clouds:
         for kind, count in LABELLED.items()
         for row in np.flatnonzero(truth == kind)[:count]
     }
-    folder.mkdir(parents=True, exist_ok=True)
-    data = folder / "data.parquet"
-    parquet.write_table(table_of(x, ids), data)
-    labels = write_labels(folder / "labels.csv", given)
-    label_data(LabelSettings(data=data, labels=labels, out=folder / "out", report=False))
-    return Clouds(Project.open(folder / "out"), truth)
+    return Clouds(Project.open(labelled_table(folder, x, ids, given)), truth)

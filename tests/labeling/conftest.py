@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from semigpc.labeling.label import LabelSettings, label_data
-from tests.labeling.samples import IDS, LABELS, X, write, write_labels
+from semigpc.labeling.label import label_data
+from tests.labeling.samples import IDS, X, settings, write
 
 
 @pytest.fixture(scope="session")
@@ -17,8 +17,7 @@ def labelled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     @cache
     def make(kind: str) -> Path:
         folder = tmp_path_factory.mktemp(kind)
-        data, labels = write(folder, kind, X, IDS), write_labels(folder / "labels.csv", LABELS)
-        label_data(LabelSettings(data=data, labels=labels, out=folder / "out", report=False))
+        label_data(settings(folder, data=write(folder, kind, X, IDS)))
         return folder / "out"
 
     return make

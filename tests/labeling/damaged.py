@@ -32,14 +32,13 @@ Numbers = np.random.Generator
 
 def originals() -> dict[str, bytes]:
     """One good file of each kind, by a name whose first word says how it is read."""
-    table, wide = _table(), _wide()
+    table = _table()
+    wide = _wide()
+    plain = {"compression": "none", "use_dictionary": False, "row_group_size": 40}
+    packed = {"compression": "zstd", "data_page_size": 256, "write_page_checksum": True}
     return {
-        "data-plain.parquet": _parquet(
-            table, compression="none", use_dictionary=False, row_group_size=40
-        ),
-        "data-packed.parquet": _parquet(
-            table, compression="zstd", data_page_size=256, write_page_checksum=True
-        ),
+        "data-plain.parquet": _parquet(table, **plain),
+        "data-packed.parquet": _parquet(table, **packed),
         "data-columns.parquet": _parquet(wide, data_page_version="2.0", row_group_size=25),
         "data-file.arrow": _arrow(ipc.new_file, table),
         "data-packed.arrow": _arrow(ipc.new_file, table, compression="lz4"),
@@ -84,13 +83,7 @@ def _table() -> pyarrow.Table:
 
 def _wide() -> pyarrow.Table:
     columns = {f"f{i}": column for i, column in enumerate(_values().T)}
-    return pyarrow.table(
-        {
-            "id": pyarrow.array(range(ROWS)),
-            **columns,
-            "label": pyarrow.array([i % 3 for i in range(ROWS)]),
-        }
-    )
+    return pyarrow.table({"id": np.arange(ROWS), **columns, "label": np.arange(ROWS) % 3})
 
 
 def _labels() -> pyarrow.Table:
@@ -132,24 +125,12 @@ def _npz(save: Callable[..., None]) -> bytes:
 def _images(save: Callable[..., None]) -> bytes:
     file = io.BytesIO()
     pixels = np.random.default_rng(1).integers(0, 256, (12, 5, 5, 3), dtype=np.uint8)
-    save(
-        file,
-        x_labeled=pixels,
-        y_labeled=np.arange(12) % 3,
-        x_unlabeled=pixels,
-        x_test=pixels[:3],
-        y_test=np.arange(3),
-    )
+    test = {"x_test": pixels[:3], "y_test": np.arange(3)}
+    save(file, x_labeled=pixels, y_labeled=np.arange(12) % 3, x_unlabeled=pixels, **test)
     return file.getvalue()
 
 
 # Damage -------------------------------------------------------------------------------------------
-
-
-def damaged(content: bytes, rng: Numbers) -> bytes:
-    """The content after one mishap."""
-    mishap = MISHAPS[int(rng.integers(len(MISHAPS)))]
-    return mishap(bytearray(content), rng)
 
 
 def _flip(content: bytearray, rng: Numbers) -> bytes:
@@ -197,7 +178,9 @@ def write_damaged(folder: Path, count: int, seed: int) -> None:
     for number in range(count):
         name = list(kinds)[number % len(kinds)]
         role, rest = name.split("-")
-        content = damaged(kinds[name], np.random.default_rng([seed, number]))
+        rng = np.random.default_rng([seed, number])
+        mishap = MISHAPS[int(rng.integers(len(MISHAPS)))]
+        content = mishap(bytearray(kinds[name]), rng)
         (folder / f"{role}-{number:05d}-{rest}").write_bytes(content)
 
 
@@ -231,12 +214,7 @@ def outcomes(folder: Path) -> Iterator[dict[str, str]]:
         path.unlink()
 
 
-def main(folder: Path) -> None:
-    """Read, and tell on standard output."""
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    for outcome in outcomes(folder):
-        print(json.dumps(outcome), flush=True)
-
-
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    for outcome in outcomes(Path(sys.argv[1])):
+        print(json.dumps(outcome), flush=True)

@@ -29,6 +29,16 @@ def write_partitions(folder: Path, x: NDArray[Any] = X, ids: list[str] = IDS) ->
     return folder
 
 
+def write_uneven(folder: Path) -> Path:
+    """Two partitions; the second embedding of the second is shorter."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, lists in enumerate([[[1.0, 2.0]] * 3, [[1.0, 2.0], [1.0]]]):
+        ids = [f"{number}-{row}" for row in range(len(lists))]
+        table = pyarrow.table({"id": ids, "embedding": lists})
+        parquet.write_table(table, folder / f"{number}.parquet")
+    return folder
+
+
 def partitioned(folder: Path, **changes: Any) -> LabelSettings:
     data = folder / "data"
     if not data.exists():

@@ -1,5 +1,6 @@
 """The same small table of embeddings in every kind of file, and how it is labelled."""
 
+import csv as plain_csv
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import pyarrow
 from numpy.typing import NDArray
 from pyarrow import csv, feather, ipc, parquet
 
-from semigpc.labeling.label import LabelSettings
+from semigpc.labeling.label import LabelSettings, label_data
 
 CLASSES = ("ant", "bee", "cat")
 KINDS = ("parquet", "feather", "arrow", "csv", "npz", "shards")
@@ -64,6 +65,19 @@ def write_labels(path: Path, labels: dict[str, str], id_name: str = "id") -> Pat
     return path
 
 
+def read_rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(plain_csv.DictReader(file))
+
+
+def write_rows(path: Path, rows: list[dict[str, str]]) -> Path:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = plain_csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
 def some_labels(ids: list[str], classes: list[str], each: int = 12) -> dict[str, str]:
     """The first few of every class."""
     chosen = {name: [i for i, c in enumerate(classes) if c == name][:each] for name in CLASSES}
@@ -75,9 +89,9 @@ LABELS = some_labels(IDS, TRUTH)  # ... from these
 
 
 def settings(folder: Path, **changes: Any) -> LabelSettings:
-    """Of the usual table, written to ``folder`` if it is not there."""
+    """Of the usual table, written to ``folder`` if it is not there; ``changes`` may name others."""
     data = folder / "data.parquet"
-    if not data.exists():
+    if "data" not in changes and not data.exists():
         write(folder, "parquet", X, IDS)
     labels = write_labels(folder / "labels.csv", LABELS)
     plain = LabelSettings(data=data, labels=labels, out=folder / "out", report=False)
@@ -86,3 +100,13 @@ def settings(folder: Path, **changes: Any) -> LabelSettings:
 
 def labels_of(folder: Path) -> pyarrow.Table:
     return parquet.read_table(folder / "labels.parquet")
+
+
+def labelled_table(folder: Path, x: NDArray[Any], ids: list[str], labels: dict[str, str]) -> Path:
+    """Return the folder of labels of a table of its own, which is written to ``folder``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    parquet.write_table(table_of(x, ids), folder / "data.parquet")
+    wanted = settings(folder)
+    write_labels(folder / "labels.csv", labels)
+    label_data(wanted)
+    return wanted.out

@@ -1,6 +1,5 @@
 """Draw a sample of pseudo-labels, answer it as people do, and estimate the precision."""
 
-import csv
 import json
 from collections.abc import Callable
 from dataclasses import asdict
@@ -27,6 +26,7 @@ from semigpc.labeling.audit import (
     read_answers,
 )
 from semigpc.labeling.project import Project, ProjectSettings
+from tests.labeling.samples import read_rows, write_rows
 
 CLASSES = ["heron", "stork", "ibis"]
 SIZES = (600, 150, 12)
@@ -58,25 +58,12 @@ def birds(tmp_path: Path) -> Birds:
     return pseudo_project(tmp_path)
 
 
-def read_table(path: Path) -> list[Row]:
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
-def write_table(path: Path, rows: list[Row]) -> Path:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-    return path
-
-
 def answered(path: Path, truth: NDArray[np.str_], answer: Callable[[Row, str], str]) -> list[Row]:
     """Fill in the table with ``answer(row, its truth)``."""
-    rows = read_table(path)
+    rows = read_rows(path)
     for row in rows:
         row["truth"] = answer(row, str(truth[int(row["id"].removeprefix("bird-"))]))
-    write_table(path, rows)
+    write_rows(path, rows)
     return rows
 
 
@@ -122,13 +109,9 @@ def test_no_pseudo_labels_at_all(birds: Birds) -> None:
 
 
 def test_every_class_gets_a_few_and_the_rest_go_where_most_is_unsure() -> None:
-    strata = [
-        Stratum("a", "low", 1000, 0.6),
-        Stratum("a", "high", 1000, 0.99),
-        Stratum("b", "low", 3, 0.6),
-        Stratum("b", "high", 40, 0.99),
-        Stratum("c", "high", 2, 0.99),
-    ]
+    low = [Stratum("a", "low", 1000, 0.6), Stratum("b", "low", 3, 0.6)]
+    high = [Stratum(name, "high", rows, 0.99) for name, rows in (("a", 1000), ("b", 40), ("c", 2))]
+    strata = [low[0], high[0], low[1], high[1], high[2]]
     drawn = allocate(strata, 100)
     assert sum(drawn) == 100
     assert drawn[2:] == [3, 3, 2]
@@ -152,7 +135,7 @@ def test_a_sample_of_any_size_is_spent_to_the_last_row(sample: int) -> None:
 def test_the_sample_has_every_class_and_its_inclusion_probabilities(birds: Birds) -> None:
     project, _ = birds
     path, design = draw_sample(project, 60)
-    rows = read_table(path)
+    rows = read_rows(path)
     assert path == project.folder / "audit.csv"
     assert list(rows[0]) == ["id", "label", "confidence", "stratum", "inclusion", "truth"]
     assert len(rows) == len({row["id"] for row in rows}) == 60
@@ -229,10 +212,10 @@ def test_a_class_called_like_a_word_goes_before_it(birds: Birds, tmp_path: Path)
     labels = [names[label] for label in project.table.column("label").to_pylist()]
     project.table = project.table.set_column(1, "label", [labels])
     path, design = draw_sample(project, 30)
-    rows = read_table(path)
+    rows = read_rows(path)
     for row in rows:
         row["truth"] = "no" if row["label"] == "no" else "3.0"  # as a spreadsheet writes 3
-    truths = read_answers(write_table(tmp_path / "answers.csv", rows), project, design)
+    truths = read_answers(write_rows(tmp_path / "answers.csv", rows), project, design)
     assert set(truths.values()) == {"no", "3"}
 
 
@@ -244,7 +227,7 @@ def test_rows_without_an_answer_are_counted(birds: Birds) -> None:
     assert result["unanswered"] == sum(row["label"] == "ibis" for row in rows)
     ibis = result["classes"][2]
     assert (ibis["checked"], ibis["precision"], ibis["low"], ibis["high"]) == (0, None, None, None)
-    deleted = write_table(path, [row for row in rows if row["truth"]])
+    deleted = write_rows(path, [row for row in rows if row["truth"]])
     assert judge(project, deleted) == result
     answered(path, truth, lambda _row, _right: " ")
     with pytest.raises(DataError, match=r"audit\.csv has no answers yet.* column truth"):
@@ -268,11 +251,11 @@ def test_answers_that_do_not_fit_the_sample(birds: Birds) -> None:
         ("columns id and truth; it has 'id', 'label'", [{"id": "bird-1", "label": "ibis"}]),
         ("Row 61 of .* truth 'ibis' but no id", [*rows, empty | {"truth": "ibis"}]),
     ):
-        write_table(other, changed)
+        write_rows(other, changed)
         with pytest.raises(DataError, match=words):
             judge(project, other)
-    judge(project, write_table(other, [{"id": row["id"], "truth": row["truth"]} for row in rows]))
-    judge(project, write_table(other, [*rows, empty]))  # as spreadsheets leave behind
+    judge(project, write_rows(other, [{"id": row["id"], "truth": row["truth"]} for row in rows]))
+    judge(project, write_rows(other, [*rows, empty]))  # as spreadsheets leave behind
     other.write_bytes(b"id,truth\nbird-1,\xff\n")
     for name, words in (
         ("other.csv", "cannot be read as CSV"),
@@ -316,7 +299,7 @@ def test_answers_about_labels_that_were_replaced_are_not_judged_but_kept(birds: 
     with pytest.raises(DataError, match=r"audit\.json was made from labels .*replaced.*new sample"):
         judge(project, path)
     draw_sample(project, 60)
-    assert read_table(project.folder / "audit.earlier-labels-1.csv") == rows
+    assert read_rows(project.folder / "audit.earlier-labels-1.csv") == rows
     assert [note.split()[0] for note in project.notes] == ["audit.csv", "audit.json"]
     assert all(" audit.earlier-labels-1." in note for note in project.notes)
     draw_sample(project, 50)
@@ -339,11 +322,8 @@ def test_answers_are_not_overwritten_by_a_new_sample(birds: Birds) -> None:
 
 
 def strata_of(rows: dict[str, tuple[int, ...]]) -> list[Stratum]:
-    return [
-        Stratum(label, str(i), size, 0.9)
-        for label, sizes in rows.items()
-        for i, size in enumerate(sizes)
-    ]
+    each = [(label, i, size) for label, sizes in rows.items() for i, size in enumerate(sizes)]
+    return [Stratum(label, str(i), size, 0.9) for label, i, size in each]
 
 
 def counts(*values: int) -> NDArray[np.int64]:
@@ -374,9 +354,9 @@ def test_rows_that_were_all_checked_leave_nothing_to_chance() -> None:
 
 def test_a_stratum_without_an_answer_is_taken_to_be_like_its_class() -> None:
     strata = strata_of({"a": (100, 300), "b": (600,)})
-    assert precision(strata, counts(5, 0, 20), counts(10, 0, 20)) == pytest.approx(
-        precision(strata_of({"a": (100,), "b": (150,)}), counts(5, 20), counts(10, 20)), abs=0.02
-    )
+    alike = precision(strata_of({"a": (100,), "b": (150,)}), counts(5, 20), counts(10, 20))
+    found = precision(strata, counts(5, 0, 20), counts(10, 0, 20))
+    assert found == pytest.approx(alike, abs=0.02)
 
 
 def test_of_a_class_without_an_answer_nothing_is_known() -> None:
@@ -403,11 +383,8 @@ def test_of_a_class_without_an_answer_nothing_is_known() -> None:
 def test_intervals_of_95_percent_cover_about_that(classes: int, sample: int, rates: Rates) -> None:
     rng = np.random.default_rng(0)
     sizes = np.maximum(2, 800 * 100 ** (-np.arange(classes) / max(classes - 1, 1))).astype(int)
-    strata = [
-        Stratum(str(c), str(b), size, (0.85, 0.95, 0.99)[b])
-        for c, size in enumerate(sizes)
-        for b in range(3)
-    ]
+    bands = list(enumerate((0.85, 0.95, 0.99)))
+    strata = [Stratum(str(c), str(b), n, sure) for c, n in enumerate(sizes) for b, sure in bands]
     checked = np.array(allocate(strata, sample))
     rows = np.array([stratum.rows for stratum in strata])
     covered: list[bool] = []
@@ -420,10 +397,7 @@ def test_intervals_of_95_percent_cover_about_that(classes: int, sample: int, rat
             interval = precision(strata[where], right[where], checked[where])
             assert interval.low is not None
             assert interval.high is not None
-            found.append(
-                interval.low - 1e-9
-                <= all_right[where].sum() / rows[where].sum()
-                <= interval.high + 1e-9
-            )
+            true = all_right[where].sum() / rows[where].sum()
+            found.append(interval.low - 1e-9 <= true <= interval.high + 1e-9)
     assert 0.93 <= np.mean(covered) <= 0.995
     assert np.mean(of_class) >= 0.93

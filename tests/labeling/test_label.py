@@ -1,11 +1,7 @@
 """Labelling a table from end to end, without the report."""
 
-import csv
 import json
 import os
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,6 +24,7 @@ from tests.labeling.samples import (
     TRUTH,
     X,
     labels_of,
+    read_rows,
     settings,
     write,
     write_labels,
@@ -71,8 +68,7 @@ def test_reasons_are_rows_with_a_label_of_their_own(usual: Path) -> None:
 
 
 def test_csv_and_parquet_say_the_same(usual: Path) -> None:
-    with (usual / "out" / "labels.csv").open(newline="", encoding="utf-8") as file:
-        found = list(csv.DictReader(file))
+    found = read_rows(usual / "out" / "labels.csv")
     for row, expected in zip(found, labels_of(usual / "out").to_pylist(), strict=True):
         for name in ("id", "label", "guess", "status"):
             assert row[name] == (expected[name] or "")
@@ -154,39 +150,6 @@ def test_a_stopped_run_goes_on_and_ends_the_same(
         assert (tmp_path / "stopped" / name).read_bytes() == expected
 
 
-@pytest.mark.slow
-def test_a_killed_run_goes_on_and_ends_the_same(usual: Path, tmp_path: Path) -> None:
-    script = f"""
-import os, signal
-from pathlib import Path
-from semigpc.labeling.label import LabelSettings, label_data
-
-def die(stage, done, total):
-    if stage == "labelling" and done == 200:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-settings = LabelSettings(
-    data=Path({str(usual / "data.parquet")!r}),
-    labels=Path({str(usual / "labels.csv")!r}),
-    out=Path({str(tmp_path / "out")!r}),
-    report=False,
-    shard=50,
-)
-label_data(settings, progress=die)
-"""
-    done = subprocess.run([sys.executable, "-c", script], check=False)
-    assert done.returncode == -signal.SIGKILL
-    with pytest.raises(DataError, match="is not complete"):
-        Project.open(tmp_path / "out")
-    killed = settings(usual, out=tmp_path / "out", shard=50)
-    whole = settings(usual, out=tmp_path / "whole", shard=50)
-    assert len(list((tmp_path / "out" / "parts").glob("*.parquet"))) == 4
-    label_data(killed)
-    label_data(whole)
-    expected = (tmp_path / "whole" / "labels.parquet").read_bytes()
-    assert (tmp_path / "out" / "labels.parquet").read_bytes() == expected
-
-
 def test_a_finished_folder_answers_at_once(usual: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     summary = json.loads((usual / "out" / "summary.json").read_text())
     monkeypatch.setattr(label_module, "scan", None)  # nothing is read
@@ -212,7 +175,7 @@ def test_an_output_that_is_not_as_it_was_written_is_made_again_and_kept(
     assert path.exists()
 
 
-def test_other_settings_are_refused_unless_overwritten(tmp_path: Path) -> None:
+def test_other_settings_labels_and_data_are_refused_unless_overwritten(tmp_path: Path) -> None:
     label_data(settings(tmp_path))
     with pytest.raises(DataError, match=r"seed is 0 there and 3 here\. .*overwrite=True"):
         label_data(settings(tmp_path, seed=3))
@@ -221,6 +184,9 @@ def test_other_settings_are_refused_unless_overwritten(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="the labels content has changed since"):
         label_data(changed)
     assert label_data(changed, overwrite=True)["statuses"]["labelled"] == 35
+    write(tmp_path, "parquet", X[:299], IDS[:299])
+    with pytest.raises(DataError, match="the data content has changed since"):
+        label_data(changed)
 
 
 def test_what_cannot_be_labelled_replaces_nothing(tmp_path: Path) -> None:
@@ -231,13 +197,6 @@ def test_what_cannot_be_labelled_replaces_nothing(tmp_path: Path) -> None:
         label_data(settings(tmp_path, labels=one_class), overwrite=True)
     assert (tmp_path / "out" / "labels.parquet").read_bytes() == before
     assert not (tmp_path / "out" / "parts").exists()
-
-
-def test_changed_data_are_noticed(tmp_path: Path) -> None:
-    label_data(settings(tmp_path))
-    write(tmp_path, "parquet", X[:299], IDS[:299])
-    with pytest.raises(DataError, match="the data content has changed since"):
-        label_data(settings(tmp_path))
 
 
 def test_data_replaced_by_others_of_the_same_size_and_time_are_noticed(tmp_path: Path) -> None:

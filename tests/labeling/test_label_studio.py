@@ -32,30 +32,20 @@ def test_images_with_predictions_and_given_labels_as_annotations() -> None:
         "data": {"image": address, "id": "a b/1.jpg", "status": "labelled"},
         "annotations": [{"result": [choice | {"value": {"choices": ["cat"]}}]}],
     }
+    result = [choice | {"value": {"choices": ["dog & <co>"]}}]
+    address = "/data/local-files/?d=my%20photos/%3Ci%3E%22%C3%A4%22.jpg"
     assert second == {
-        "data": {
-            "image": "/data/local-files/?d=my%20photos/%3Ci%3E%22%C3%A4%22.jpg",
-            "id": '<i>"ä".jpg',
-            "status": "pseudo",
-        },
-        "predictions": [
-            {
-                "model_version": "semigpc-1",
-                "score": 0.75,
-                "result": [choice | {"value": {"choices": ["dog & <co>"]}}],
-            }
-        ],
+        "data": {"image": address, "id": '<i>"ä".jpg', "status": "pseudo"},
+        "predictions": [{"model_version": "semigpc-1", "score": 0.75, "result": result}],
     }
     assert "predictions" in third
     assert set(fourth) == {"data"}
 
 
 def test_an_address_of_ones_own_and_rows_of_a_table() -> None:
-    assert tasks(LabelStudio(None, "https://host/", "v"))[2]["data"] == {
-        "image": "https://host/c.jpg",
-        "id": "c.jpg",
-        "status": "outlier",
-    }
+    image = tasks(LabelStudio(None, "https://host/", "v"))[2]
+    expected = {"image": "https://host/c.jpg", "id": "c.jpg", "status": "outlier"}
+    assert image["data"] == expected
     text = tasks(LabelStudio(None, None, "v"))[0]
     assert text["data"] == {"text": "a b/1.jpg", "id": "a b/1.jpg", "status": "labelled"}
 

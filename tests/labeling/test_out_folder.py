@@ -12,6 +12,15 @@ from semigpc.labeling.outputs import OutFolder, content_hash, files_hash
 KEY = {"seed": 0, "labels content": "abc"}
 
 
+@pytest.fixture
+def out(tmp_path: Path) -> OutFolder:
+    """A folder in which labelling has begun."""
+    begun = OutFolder(tmp_path / "out", KEY)
+    assert not begun.check()
+    begun.begin()
+    return begun
+
+
 def finish(out: OutFolder) -> None:
     (out.parts / "labels.csv").write_text("id,label\n")
     write_json(
@@ -20,13 +29,9 @@ def finish(out: OutFolder) -> None:
     out.publish()
 
 
-def test_parts_are_kept_for_an_identical_run(tmp_path: Path) -> None:
-    out = OutFolder(tmp_path / "out", KEY)
-    assert not out.check()
-    out.begin()
+def test_parts_are_kept_for_an_identical_run_unless_it_begins_afresh(out: OutFolder) -> None:
     out.write_part(3, pyarrow.table({"a": [1]}))
-    assert (out.parts / "00003.parquet").exists()
-    again = OutFolder(tmp_path / "out", KEY)
+    again = OutFolder(out.path, KEY)
     assert not again.check()
     again.begin()
     assert again.has_part(3)
@@ -34,39 +39,14 @@ def test_parts_are_kept_for_an_identical_run(tmp_path: Path) -> None:
     assert not again.has_part(3)
 
 
-def test_a_finished_folder_is_known(tmp_path: Path) -> None:
-    out = OutFolder(tmp_path / "out", KEY)
-    out.begin()
+def test_old_outputs_stay_until_all_new_ones_are_complete(out: OutFolder) -> None:
     finish(out)
-    assert OutFolder(tmp_path / "out", KEY).check()
     assert not out.parts.exists()
-    assert out.altered() == []
-
-
-def test_what_has_changed_in_a_finished_folder_is_noticed_and_kept(tmp_path: Path) -> None:
-    out = OutFolder(tmp_path / "out", KEY)
-    out.begin()
-    finish(out)
-    (out.path / "labels.csv").write_text("id,label\nmine,")
-    assert out.altered() == ["labels.csv"]
-    out.begin(afresh=True)
-    assert (out.path / "labels.csv").read_text() == "id,label\nmine,"
-    (out.parts / "labels.csv").write_text("new")
-    write_json(out.parts / "project.json", {})
-    out.publish(["labels.csv"])
-    assert (out.path / "labels.csv.changed").read_text() == "id,label\nmine,"
-    assert (out.path / "labels.csv").read_text() == "new"
-
-
-def test_old_outputs_stay_until_all_new_ones_are_complete(tmp_path: Path) -> None:
-    out = OutFolder(tmp_path / "out", KEY)
-    out.begin()
-    finish(out)
     (out.path / "reviews.jsonl").write_text("mine")
-    again = OutFolder(tmp_path / "out", KEY | {"seed": 1})
+    again = OutFolder(out.path, KEY | {"seed": 1})
     again.begin(afresh=True)
     again.write_part(0, pyarrow.table({"a": [1]}))
-    assert OutFolder(tmp_path / "out", KEY).check(), "the old labels are whole"
+    assert OutFolder(out.path, KEY).check(), "the old labels are whole"
     assert out.altered() == []
     write_json(again.parts / "project.json", {"key": again.key, "files": {}})
     again.publish()
@@ -96,9 +76,7 @@ def test_files_made_from_other_labels_are_renamed_and_never_lost(tmp_path: Path)
     assert not out.derived.outdated(["audit.json"]), "renamed by hand, which says that it fits"
 
 
-def test_a_damaged_part_is_named(tmp_path: Path) -> None:
-    out = OutFolder(tmp_path / "out", KEY)
-    out.begin()
+def test_a_damaged_part_is_named(out: OutFolder) -> None:
     out.write_part(0, pyarrow.table({"a": list(range(1000))}))
     path = out.parts / "00000.parquet"
     content = bytearray(path.read_bytes())
@@ -109,24 +87,19 @@ def test_a_damaged_part_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("finished", [False, True])
-def test_labels_that_were_made_otherwise_are_not_replaced(tmp_path: Path, finished: bool) -> None:
-    out = OutFolder(tmp_path / "out", KEY)
-    out.begin()
-    assert not OutFolder(tmp_path / "out", KEY | {"seed": 1}).check()  # nothing is lost yet
+def test_labels_that_were_made_otherwise_are_not_replaced(out: OutFolder, finished: bool) -> None:
+    other = OutFolder(out.path, KEY | {"seed": 1})
+    relabelled = OutFolder(out.path, KEY | {"labels content": "xyz"})
+    assert not other.check()  # nothing is lost yet
     out.write_part(0, pyarrow.table({"a": [1]}))
     if finished:
         finish(out)
     by = r"project\.json" if finished else r"parts/key\.json"
     with pytest.raises(DataError, match=rf"by {by}, seed is.*there and 1 here\. .*out=.*overwrite"):
-        OutFolder(tmp_path / "out", KEY | {"seed": 1}).check()
+        other.check()
     with pytest.raises(DataError, match="the labels content has changed since"):
-        OutFolder(tmp_path / "out", KEY | {"labels content": "xyz"}).check()
-    assert (
-        OutFolder(tmp_path / "out", KEY | {"labels content": "xyz"}).check(
-            ignoring="labels content"
-        )
-        == finished
-    )
+        relabelled.check()
+    assert relabelled.check(ignoring="labels content") == finished
 
 
 def test_files_that_are_not_ours_are_left_alone(tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ from pyarrow import parquet
 
 from semigpc.io.errors import DataError
 from semigpc.labeling import project as project_module
-from semigpc.labeling.label import LabelSettings, label_data
+from semigpc.labeling.label import label_data
 from semigpc.labeling.project import Project, ProjectSettings
-from tests.labeling.samples import IDS, KINDS, LABELS, X, table_of, write, write_labels
+from tests.labeling.samples import IDS, KINDS, LABELS, X, settings, table_of, write, write_labels
 
 
 @pytest.fixture
@@ -41,59 +41,26 @@ def test_embeddings_of_any_rows(
     np.testing.assert_array_equal(Project.open(out).embeddings(rows), X[rows])
 
 
-def test_the_model_says_what_the_table_says(usual: Path) -> None:
-    project = Project.open(usual)
+@pytest.mark.parametrize("sample", [20_000, 50])  # all rows are fitted, or a sample of them
+def test_the_model_says_what_the_table_says(
+    sample: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("scan", "label"):
+        monkeypatch.setattr(f"semigpc.labeling.{module}.SAMPLE", sample)
+    label_data(settings(tmp_path))
+    project = Project.open(tmp_path / "out")
+    assert project.settings["sample"] == sample
     model = project.model()
     answers = model.answer(X)
     free = np.array([row for row in range(300) if row not in project.given])
-    table = project.table
-    np.testing.assert_allclose(
-        answers.confidence[free], table.column("confidence").to_numpy()[free], atol=1e-5
-    )
+    table = {
+        name: project.table.column(name).to_numpy() for name in ("guess", "confidence", "variance")
+    }
+    np.testing.assert_allclose(answers.confidence[free], table["confidence"][free], atol=1e-5)
     assert answers.variance is not None
-    np.testing.assert_allclose(answers.variance, table.column("variance").to_numpy(), atol=1e-5)
-    assert model.classes_[answers.codes][free].tolist() == [
-        table.column("guess")[int(row)].as_py() for row in free
-    ]
+    np.testing.assert_allclose(answers.variance, table["variance"], atol=1e-5)
+    assert (model.classes_[answers.codes][free] == table["guess"][free]).all()
     assert sorted(model.labeled_rows_) == sorted(project.given)
-
-
-def test_the_model_is_the_same_when_only_a_sample_was_fitted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for module in ("scan", "label"):
-        monkeypatch.setattr(f"semigpc.labeling.{module}.SAMPLE", 50)
-    data, labels = write(tmp_path, "parquet", X, IDS), write_labels(tmp_path / "labels.csv", LABELS)
-    label_data(LabelSettings(data=data, labels=labels, out=tmp_path / "out", report=False))
-    project = Project.open(tmp_path / "out")
-    assert project.settings["sample"] == 50
-    confidence = project.table.column("confidence").to_numpy()
-    free = np.array([row for row in range(300) if row not in project.given])
-    np.testing.assert_allclose(
-        project.model().answer(X).confidence[free], confidence[free], atol=1e-5
-    )
-
-
-def test_rows_that_were_skipped_are_zeros(tmp_path: Path) -> None:
-    x = X.copy()
-    bad = [IDS.index(next(iter(LABELS))), 290]
-    x[bad] = np.nan
-    parquet.write_table(table_of(x, IDS), tmp_path / "data.parquet")
-    labels = write_labels(tmp_path / "labels.csv", LABELS)
-    label_data(
-        LabelSettings(
-            data=tmp_path / "data.parquet",
-            labels=labels,
-            out=tmp_path / "out",
-            report=False,
-            skip_bad=True,
-        )
-    )
-    project = Project.open(tmp_path / "out")
-    assert project.bad == frozenset(bad)
-    assert not project.embeddings(np.array(bad)).any()
-    assert bad[0] in project.given
-    assert bad[0] not in project.model().labeled_rows_
 
 
 def test_rows_out_of_range_are_refused(usual: Path) -> None:
@@ -108,19 +75,16 @@ def test_what_is_not_there_is_said(usual: Path, tmp_path: Path) -> None:
         Project.open(tmp_path)
     copy = shutil.copytree(usual, tmp_path / "copy")
     (copy / "project.json").unlink()
-    with pytest.raises(
-        DataError,
-        match=r"is not complete: labelling was stopped\. Give the same semigpc label command again",
-    ):
+    words = r"is not complete: labelling was stopped\. Give the same semigpc label command again"
+    with pytest.raises(DataError, match=words):
         Project.open(copy)
     (copy / "project.json").write_text("{")
     with pytest.raises(DataError, match="cannot be read"):
         Project.open(copy)
     shutil.copy(usual / "project.json", copy)
     (copy / "labels.parquet").write_bytes(b"PAR1")
-    with pytest.raises(
-        DataError, match=r"labels\.parquet was changed since.*the same semigpc label command"
-    ):
+    words = r"labels\.parquet was changed since.*the same semigpc label command"
+    with pytest.raises(DataError, match=words):
         Project.open(copy)
     (copy / "labels.parquet").unlink()
     with pytest.raises(DataError, match=r"labels\.parquet cannot be read"):
@@ -129,10 +93,9 @@ def test_what_is_not_there_is_said(usual: Path, tmp_path: Path) -> None:
 
 def test_data_that_are_gone_or_changed_are_named(usual: Path, tmp_path: Path) -> None:
     out = shutil.copytree(usual, tmp_path / "out")
-    settings = json.loads((out / "project.json").read_text())
-    (out / "project.json").write_text(
-        json.dumps(settings | {"data": str(tmp_path / "data.parquet")})
-    )
+    written = json.loads((out / "project.json").read_text())
+    elsewhere = written | {"data": str(tmp_path / "data.parquet")}
+    (out / "project.json").write_text(json.dumps(elsewhere))
     write(tmp_path, "parquet", X[:200], IDS[:200])
     with pytest.raises(DataError, match=r"data\.parquet has changed since it was labelled"):
         Project.open(out).embeddings(np.array([0]))
@@ -148,26 +111,16 @@ def test_images_are_found_below_their_folder_and_nowhere_else(tmp_path: Path) ->
     for path in (photos / "sub" / "a b.png", tmp_path / "secret.png"):
         image.save(path)
     (photos / "link.png").symlink_to(tmp_path / "secret.png")
-    ids = [
-        "sub/a b.png",
-        "../secret.png",
-        str(tmp_path / "secret.png"),
-        "link.png",
-        "gone.png",
-        "sub",
-        "\0",
-        "x" * 5000,
-        *IDS[8:],
-    ]
-    parquet.write_table(
-        table_of(X, ids).rename_columns(["file_name", "embedding"]), tmp_path / "data.parquet"
-    )
-    labels = write_labels(
-        tmp_path / "labels.csv", {ids[IDS.index(name)]: label for name, label in LABELS.items()}
-    )
+    outside = ("../secret.png", str(tmp_path / "secret.png"), "link.png")
+    none = ("gone.png", "sub", "\0", "x" * 5000)
+    ids = ["sub/a b.png", *outside, *none, *IDS[8:]]
+    table = table_of(X, ids).rename_columns(["file_name", "embedding"])
+    parquet.write_table(table, tmp_path / "data.parquet")
     out = tmp_path / "out"
-    data = tmp_path / "data.parquet"
-    label_data(LabelSettings(data=data, labels=labels, out=out, images=photos, report=False))
+    wanted = settings(tmp_path, images=photos)
+    known = {ids[IDS.index(name)]: label for name, label in LABELS.items()}
+    write_labels(tmp_path / "labels.csv", known)
+    label_data(wanted)
     project = Project.open(out)
     assert project.images == photos.resolve()
     expected = [photos.resolve() / "sub" / "a b.png", *[None] * 7]
@@ -180,6 +133,6 @@ def test_images_are_found_below_their_folder_and_nowhere_else(tmp_path: Path) ->
 
 
 def test_settings_hold_what_it_takes_to_open_it_again(usual: Path) -> None:
-    settings = json.loads((usual / "project.json").read_text())
-    assert settings.keys() == ProjectSettings.__annotations__.keys()
-    assert sum(settings["counts"].values()) == settings["rows"] == 300
+    written = json.loads((usual / "project.json").read_text())
+    assert written.keys() == ProjectSettings.__annotations__.keys()
+    assert sum(written["counts"].values()) == written["rows"] == 300

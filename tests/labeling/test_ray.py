@@ -10,9 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow
 import pytest
-from pyarrow import parquet
 
 from semigpc.io.errors import DataError
 from semigpc.labeling import ray as ray_engine
@@ -20,7 +18,7 @@ from semigpc.labeling import scan as scan_module
 from semigpc.labeling.label import LabelSettings, label_data
 from semigpc.labeling.project import Project
 from semigpc.labeling.ray import Labelling, label_on_ray
-from tests.cli.calls import refused, semigpc
+from tests.cli.calls import refused, semigpc, worked
 from tests.labeling.partitioned import (
     IDS,
     ROUNDING,
@@ -29,6 +27,7 @@ from tests.labeling.partitioned import (
     partitioned,
     read_labels,
     write_partitions,
+    write_uneven,
 )
 from tests.labeling.samples import labels_of, write_labels
 
@@ -98,9 +97,8 @@ def assert_close(ours: Any, local: Any) -> None:
 
 
 def test_the_summary_is_that_of_the_local_engine_and_there_is_a_report(both: Path) -> None:
-    ours, local = (
-        json.loads((both / name / "summary.json").read_text()) for name in ("out", "local")
-    )
+    paths = [both / name / "summary.json" for name in ("out", "local")]
+    ours, local = (json.loads(path.read_text()) for path in paths)
     own = {name: ours.pop(name) for name in ("engine", "partitions")}
     assert_close(timeless(ours), timeless(local))
     assert (own["engine"], own["partitions"]) == ("ray", 5)
@@ -184,16 +182,9 @@ def test_a_killed_worker_costs_its_partition_and_nothing_else(
 def test_what_a_worker_refuses_arrives_as_it_was_said_and_nothing_is_written(
     tmp_path: Path,
 ) -> None:
-    for number, lists in enumerate([[[1.0, 2.0]] * 3, [[1.0, 2.0], [1.0]]]):
-        (tmp_path / "odd").mkdir(exist_ok=True)
-        ids = [f"{number}-{row}" for row in range(len(lists))]
-        parquet.write_table(
-            pyarrow.table({"id": ids, "embedding": lists}), tmp_path / "odd" / f"{number}.parquet"
-        )
-    labels = write_labels(tmp_path / "labels.csv", {"0-0": "ant", "0-1": "bee"})
-    settings = replace(
-        partitioned(tmp_path / "other"), data=tmp_path / "odd", labels=labels, out=tmp_path / "new"
-    )
+    labels = write_labels(tmp_path / "few.csv", {"0-0": "ant", "0-1": "bee"})
+    odd = write_uneven(tmp_path / "odd")
+    settings = partitioned(tmp_path, data=odd, labels=labels, out=tmp_path / "new")
     with pytest.raises(DataError, match=r"^All embeddings must be.*2 of .*1\.parquet has 1 values"):
         label_on_ray(settings)
     assert not (tmp_path / "new").exists()
@@ -217,8 +208,7 @@ def test_labels_of_no_row_and_rows_that_are_no_numbers_are_refused(tmp_path: Pat
 def test_the_command_labels_partitions_and_replaces_others_when_told(tmp_path: Path) -> None:
     settings = partitioned(tmp_path)
     words = call_of(settings.data.as_uri(), settings)
-    done = semigpc(*words, "--no-report")
-    assert done.exit_code == 0, done.output
+    done = worked(*words, "--no-report")
     assert "labels/ (5 partitions), summary.json" in done.output
     refused(*words, "--seed", "4", code=2, words="seed is 0 there and 4 here")
     done = semigpc(*words, "--no-report", "--seed", "4", "--overwrite", "--json")

@@ -1,6 +1,7 @@
 """The first pass: ids, labelled rows, the sample, bad rows."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow
@@ -11,7 +12,7 @@ from semigpc.io.errors import DataError
 from semigpc.labeling import scan as scan_module
 from semigpc.labeling.scan import LabelLookup, sample_rows, scan
 from semigpc.labeling.source import open_source
-from tests.labeling.samples import blobs, some_labels, table_of, write
+from tests.labeling.samples import IDS, X, blobs, some_labels, table_of, write
 
 
 @pytest.fixture(autouse=True)
@@ -26,9 +27,11 @@ def test_labelled_rows_and_a_sample_of_the_others_are_gathered_whatever_the_batc
     labels = some_labels(ids, classes)
     source = open_source(write(tmp_path, "parquet", x, ids))
     told: list[tuple[str, int, int | None]] = []
-    found = scan(
-        source, LabelLookup(labels), size=100, progress=lambda *arguments: told.append(arguments)
-    )
+
+    def progress(*arguments: Any) -> None:
+        told.append(arguments)
+
+    found = scan(source, LabelLookup(labels), size=100, progress=progress)
     assert told == [("reading", 100, 300), ("reading", 200, 300), ("reading", 300, 300)]
     assert dict(zip(found.ids, found.labels, strict=True)) == labels
     assert [ids[row] for row in found.labelled] == found.ids
@@ -45,19 +48,13 @@ def test_labelled_rows_and_a_sample_of_the_others_are_gathered_whatever_the_batc
 
 
 def test_the_sample_can_be_drawn_again_and_is_fair(tmp_path: Path) -> None:
-    x, ids, _ = blobs()
-    found = scan(
-        open_source(write(tmp_path, "parquet", x, ids)),
-        LabelLookup({ids[3]: "cat"}),
-        size=64,
-        seed=5,
-    )
+    source = open_source(write(tmp_path, "parquet", X, IDS))
+    found = scan(source, LabelLookup({IDS[3]: "cat"}), size=64, seed=5)
     eligible = np.ones(300, dtype=bool)
     eligible[3] = False
     np.testing.assert_array_equal(found.sample, sample_rows(eligible, 40, 5))
-    drawn = np.bincount(
-        np.concatenate([sample_rows(eligible, 40, seed) for seed in range(2000)]), minlength=300
-    )
+    samples = [sample_rows(eligible, 40, seed) for seed in range(2000)]
+    drawn = np.bincount(np.concatenate(samples), minlength=300)
     assert drawn[3] == 0
     expected = 2000 * 40 / 299
     assert np.abs(np.delete(drawn, 3) - expected).max() < 5 * np.sqrt(expected)
@@ -67,10 +64,8 @@ def test_ids_that_occur_twice_are_refused(tmp_path: Path) -> None:
     x, ids, _ = blobs()
     ids[270] = ids[12]
     ids[5] = ids[4]
-    with pytest.raises(
-        DataError,
-        match=r"unique; 2 occur more than once, such as 'row-00004' in row 5 of .* and row 6 of",
-    ):
+    words = r"unique; 2 occur more than once, such as 'row-00004' in row 5 of .* and row 6 of"
+    with pytest.raises(DataError, match=words):
         scan(open_source(write(tmp_path, "parquet", x, ids)), LabelLookup({}), size=100)
 
 
@@ -101,16 +96,15 @@ def test_values_beyond_float32_count_as_infinite(tmp_path: Path) -> None:
         scan(open_source(tmp_path / "data.parquet"), LabelLookup({}), size=10)
 
 
-def test_tables_without_rows_are_refused(tmp_path: Path) -> None:
-    x, ids, _ = blobs(5)
-    parquet.write_table(table_of(x, ids).slice(0, 0), tmp_path / "list.parquet")
+@pytest.mark.parametrize("name", ["list.parquet", "columns.parquet", "data.csv"])
+def test_tables_without_rows_are_refused(tmp_path: Path, name: str) -> None:
+    tables = {
+        "list.parquet": table_of(*blobs(5)[:2]),
+        "columns.parquet": pyarrow.table({"id": ["a"], "f": [1.0]}),
+    }
+    if name in tables:
+        parquet.write_table(tables[name].slice(0, 0), tmp_path / name)
+    else:
+        (tmp_path / name).write_text("id,f0,f1\n")
     with pytest.raises(DataError, match="has no rows"):
-        open_source(tmp_path / "list.parquet")
-    parquet.write_table(
-        pyarrow.table({"id": ["a"], "f": [1.0]}).slice(0, 0), tmp_path / "columns.parquet"
-    )
-    with pytest.raises(DataError, match="has no rows"):
-        scan(open_source(tmp_path / "columns.parquet"), LabelLookup({}), size=10)
-    (tmp_path / "data.csv").write_text("id,f0,f1\n")
-    with pytest.raises(DataError, match="has no rows"):
-        open_source(tmp_path / "data.csv")
+        scan(open_source(tmp_path / name), LabelLookup({}), size=10)

@@ -1,18 +1,13 @@
-"""What to label next: never what is labelled, never the same twice, rare classes first, strays
-last.
-"""
+"""What to label next: nothing labelled, nothing twice, rare classes first, strays last."""
 
-import csv
 from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from pyarrow import parquet
 
 from semigpc.io.errors import DataError, SettingsError
 from semigpc.labeling.columns import read_label_table
-from semigpc.labeling.label import LabelSettings, label_data
 from semigpc.labeling.project import Project
 from semigpc.labeling.suggest import (
     SuggestConfig,
@@ -26,7 +21,7 @@ from semigpc.labeling.suggest import (
     write_suggestions,
 )
 from tests.labeling.clouds import Clouds, make_clouds
-from tests.labeling.samples import table_of, write_labels
+from tests.labeling.samples import labelled_table, read_rows, write_rows
 
 
 @pytest.fixture(scope="module")
@@ -45,13 +40,10 @@ def test_choosing_lowers_the_variance_as_conditioning_does() -> None:
     factors = rng.uniform(0.5, 1.0, 30)
     chosen, worth, chosen_by = choose_diverse(covariance, factors[None], 0.01, [0] * 6)
     assert not chosen_by.any()
-    for k in range(
-        6
-    ):  # by the textbook: the posterior given noisy values at all rows chosen before
+    for k in range(6):  # by the textbook: the posterior given noisy values at all chosen before
         before = chosen[:k]
-        gain = np.linalg.solve(
-            covariance[np.ix_(before, before)] + 0.01 * np.eye(k), covariance[before]
-        )
+        noisy = covariance[np.ix_(before, before)] + 0.01 * np.eye(k)
+        gain = np.linalg.solve(noisy, covariance[before])
         left = (covariance - covariance[:, before] @ gain).diagonal() * factors
         left[before] = -1
         assert chosen[k] == left.argmax()
@@ -60,9 +52,8 @@ def test_choosing_lowers_the_variance_as_conditioning_does() -> None:
 
 def test_of_two_copies_one_waits_until_other_regions_are_explored() -> None:
     x = np.array([[0.0, 0], [0, 0], [0.1, 0], [5, 5], [9, 0]])
-    chosen, worth, _ = choose_diverse(
-        points_covariance(x), np.array([[1.0, 1.0, 1.0, 0.3, 0.2]]), 0.01, [0] * 5
-    )
+    factors = np.array([[1.0, 1.0, 1.0, 0.3, 0.2]])
+    chosen, worth, _ = choose_diverse(points_covariance(x), factors, 0.01, [0] * 5)
     assert chosen[:3].tolist() == [0, 3, 4]
     assert (worth[3:] < 0.05).all()
 
@@ -114,16 +105,9 @@ def test_every_class_in_need_gets_its_share_of_a_long_tail(tmp_path: Path, pool:
     truth = np.repeat(np.arange(6), sizes)
     x = (rng.normal(size=(6, 8))[truth] * 1.6 + rng.normal(size=(len(truth), 8))).astype(np.float32)
     ids = [f"row-{row}" for row in range(len(truth))]
-    given = {
-        ids[row]: f"class {c}"
-        for c, n in enumerate(labelled)
-        for row in np.flatnonzero(truth == c)[:n]
-    }
-    parquet.write_table(table_of(x, ids), tmp_path / "data.parquet")
-    labels = write_labels(tmp_path / "labels.csv", given)
-    data = tmp_path / "data.parquet"
-    label_data(LabelSettings(data=data, labels=labels, out=tmp_path / "out", report=False))
-    project = Project.open(tmp_path / "out")
+    rows = [np.flatnonzero(truth == c)[:n] for c, n in enumerate(labelled)]
+    given = {ids[row]: f"class {truth[row]}" for row in np.concatenate(rows)}
+    project = Project.open(labelled_table(tmp_path, x, ids, given))
     needs = classes_in_need(project)
     assert {"class 3", "class 4", "class 5"} <= needs.keys()
     assert "class 0" not in needs
@@ -147,9 +131,8 @@ def test_an_unlabelled_cloud_and_one_of_the_copies_come_first(clouds: Clouds) ->
 
 
 def test_of_an_outlier_nothing_is_sure() -> None:
-    assert unsure(np.array([1.0, 1.0, 1.0, 0.6]), np.array([0.0, 0.5, 3.0, 0.0])) == pytest.approx(
-        [0, 0.5, 1, 0.4]
-    )
+    doubt = unsure(np.array([1.0, 1.0, 1.0, 0.6]), np.array([0.0, 0.5, 3.0, 0.0]))
+    assert doubt == pytest.approx([0, 0.5, 1, 0.4])
 
 
 def test_outliers_can_be_left_out(clouds: Clouds) -> None:
@@ -186,18 +169,14 @@ def test_the_file_is_a_table_of_labels_once_it_is_filled_in(tmp_path: Path) -> N
     path = write_suggestions(project, found)
     assert path == project.folder / "suggestions.csv"
     write_suggestions(project, found)  # nobody has written into it
-    with path.open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = read_rows(path)
     assert [row["id"] for row in rows] == [suggestion.id for suggestion in found]
     names = "rank id label believed confidence variance worth for_class why"
     assert list(rows[0]) == names.split()
     assert {row["label"] for row in rows} == {""}
     assert read_label_table(path, "id").given == {}
     rows[1]["label"] = "beech"
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+    write_rows(path, rows)
     assert read_label_table(path, "id").given == {found[1].id: "beech"}
     with pytest.raises(DataError, match=r"suggestions\.csv exists, and 1 of its rows .*'label'"):
         write_suggestions(project, found)
@@ -212,9 +191,8 @@ def test_nothing_left_to_label(tmp_path: Path) -> None:
     clouds = make_clouds(tmp_path)
     table = clouds.project.table.drop_columns("status")
     clouds.project.table = table.append_column("status", [["labelled"] * len(clouds.project.ids)])
-    with pytest.raises(
-        DataError, match=r"Nothing is left to label in .*out: all of its 265 rows are labelled"
-    ):
+    words = r"Nothing is left to label in .*out: all of its 265 rows are labelled"
+    with pytest.raises(DataError, match=words):
         suggest(clouds.project)
 
 

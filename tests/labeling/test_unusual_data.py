@@ -14,6 +14,7 @@ from pyarrow import parquet
 from semigpc.io.errors import DataError
 from semigpc.labeling.columns import ColumnOptions
 from semigpc.labeling.label import label_data
+from semigpc.labeling.project import Project
 from semigpc.labeling.source import open_source
 from tests.labeling.samples import (
     CLASSES,
@@ -170,8 +171,11 @@ def test_bad_rows_that_are_skipped_keep_what_was_given(tmp_path: Path) -> None:
     assert rows[290]["variance"] == 1
     assert [rows[labelled][key] for key in keys] == ["ant", 1, "labelled", []]
     assert "NaN or infinity: 2; 1 of them keep their given label" in summary["notes"][0]
-    project = json.loads((tmp_path / "out" / "project.json").read_text())
-    assert project["bad_rows"] == [labelled, 290]
+    project = Project.open(tmp_path / "out")
+    assert project.bad == frozenset([labelled, 290])
+    assert not project.embeddings(np.array([labelled, 290])).any()
+    assert labelled in project.given
+    assert labelled not in project.model().labeled_rows_
 
 
 @pytest.mark.parametrize(

@@ -22,9 +22,18 @@ from semigpc.io.images import read_image, read_squares
 from semigpc.models import ModelConfig, encoder
 from semigpc.models.encoder import EmbedConfig, Encoder, embed_folder, frozen_backbone, weights_hash
 from tests.data.samples import random_image, write_images
-from tests.labeling.embedding_samples import TINY, leftovers, rows_of
 
 CPU = torch.device("cpu")
+TINY = EmbedConfig(model="test_resnet", pretrained="none", image_size=32, batch=3)
+
+
+def rows_of(path: Path) -> dict[str, list[float]]:
+    columns = parquet.read_table(path).to_pydict()
+    return dict(zip(columns["file_name"], columns["embedding"], strict=True))
+
+
+def leftovers(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()} - {"photos", "x.parquet"}
 
 
 @pytest.fixture
@@ -136,7 +145,7 @@ def test_one_row_per_image_sorted_by_name_with_what_made_it(photos: Path, out: P
     assert line[1:] == (0, 0)
     assert batches == [("embedding", 3, 7), ("embedding", 6, 7), ("embedding", 7, 7)]
     assert result[1:4] == (7, [], 7)
-    assert leftovers(out.parent) == []
+    assert leftovers(out.parent) == set()
 
 
 def test_a_row_is_the_networks_for_the_square_in_the_middle(photos: Path, out: Path) -> None:
@@ -196,7 +205,7 @@ def test_after_a_stop_only_what_is_missing_is_embedded(
     assert (result.rows, result.made) == (7, 1)
     check_same(out, whole)
     assert parquet.ParquetFile(out).num_row_groups == 4
-    assert leftovers(out.parent) == ["whole.parquet"]
+    assert leftovers(out.parent) == {"whole.parquet"}
 
 
 def test_images_that_came_or_changed_during_a_stop_are_embedded_too(
@@ -263,7 +272,7 @@ def test_parts_of_other_settings_are_an_error_unless_overwritten(photos: Path, o
     with pytest.raises(DataError, match=r"image_size is 32 there and 64 here.*overwrite=True"):
         embed_folder(photos, out, other)
     assert embed_folder(photos, out, other, overwrite=True).made == 7
-    assert leftovers(out.parent) == []
+    assert leftovers(out.parent) == set()
 
 
 def test_a_damaged_part_is_named(photos: Path, out: Path) -> None:
@@ -438,7 +447,7 @@ def test_settings_that_cannot_be_used(
 ) -> None:
     with pytest.raises((DataError, SettingsError), match=words):
         embed_folder(photos, out, EmbedConfig(**asdict(TINY) | settings))
-    assert leftovers(out.parent) == []
+    assert leftovers(out.parent) == set()
 
 
 # Bad images ---------------------------------------------------------------------------------------
@@ -480,7 +489,7 @@ def test_images_that_were_repaired_are_embedded(photos: Path, out: Path) -> None
         embed_folder(photos, out, TINY)
     (photos / "b/0.png").write_bytes(good)
     assert embed_folder(photos, out, TINY)[1:4] == (7, [], 1)
-    assert leftovers(out.parent) == []  # nor the list of bad ones
+    assert leftovers(out.parent) == set()  # nor the list of bad ones
 
 
 def test_a_folder_with_only_bad_images_is_an_error_even_with_skip_bad(

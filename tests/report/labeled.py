@@ -4,7 +4,15 @@ from typing import Any
 
 import numpy as np
 
-from semigpc.report.style import Floats
+from semigpc.gp.certainty import reliability
+from semigpc.labeling.evidence import (
+    HeldOut,
+    accepted,
+    balanced_recall,
+    confusions,
+    per_class,
+    thresholds,
+)
 
 METHODS = (
     ("semigpc", "SemiGPC", 0.03),
@@ -31,12 +39,12 @@ def make_facts(
     labelled_share = 0.838 if unlabeled else 1.0
     pseudo = np.floor(unlabeled * labelled_share * believed * rng.uniform(0.9, 1.0, n)).astype(int)
     outlier = int(0.012 * unlabeled)
+    statuses = {"labelled": int(given.sum()), "pseudo": int(pseudo.sum()), "outlier": outlier}
+    statuses["abstained"] = unlabeled - statuses["pseudo"] - outlier
     suspects = [_suspect(number, names) for number in range(9)]
     far = {"confidence": 0.31, "variance": 0.99}
-    lost = [
-        {"id": f"scans/page_{i}.png", "label": names[i % n], **far}
-        for i in range(min(100, outlier))
-    ]
+    kept = range(min(100, outlier))
+    lost = [{"id": f"scans/page_{i}.png", "label": names[i % n], **far} for i in kept]
     facts: dict[str, Any] = {
         "title": "Birds of the garden",
         "data": "embeddings/birds.parquet",
@@ -49,22 +57,11 @@ def make_facts(
         "given": given.tolist(),
         "believed": believed.tolist(),
         "pseudo": pseudo.tolist(),
-        "statuses": {
-            "labelled": int(given.sum()),
-            "pseudo": int(pseudo.sum()),
-            "abstained": unlabeled - int(pseudo.sum()) - outlier,
-            "outlier": outlier,
-        },
+        "statuses": statuses,
         "threshold": 0.62,
         "target_precision": 0.95,
         "promise": None,
-        "model": {
-            "kernel": "rbf",
-            "length_scale": 0.71,
-            "noise_std": 0.17,
-            "logit_scale": 9.4,
-            "scaling": "centered",
-        },
+        "model": {"kernel": "rbf", "length_scale": 0.71, "noise_std": 0.17, "scaling": "centered"},
         "settings": {"labels": "labels.csv", "seed": 0, "folds": 5},
         "evidence": make_evidence(names, given, rng),
         "suspects": suspects,
@@ -89,93 +86,56 @@ def _suspect(number: int, names: list[str]) -> dict[str, Any]:
     }
 
 
-def _accepted(threshold: float, coverage: float, *interval: float) -> dict[str, float]:
-    keys = ("threshold", "coverage", "precision", "low", "high")
-    return dict(zip(keys, map(float, (threshold, coverage, *interval)), strict=True))
-
-
 def make_evidence(names: list[str], given: Any, rng: np.random.Generator) -> dict[str, Any]:
-    """What cross-validation might have found for classes with so many labels (C,)."""
-    recall = np.clip(rng.normal(0.9, 0.07, len(names)) - 0.25 * (given < 8), 0.1, 1)
-    precision = np.clip(recall + rng.normal(0, 0.05, len(names)), 0.1, 1)
-    measured = given > 1
-    rows = [
-        {"class": name, "given": int(n), "held_out": int(n) if n > 1 else 0, "believed": int(n)}
-        | _shares("recall", r if n > 1 else None, n)
-        | _shares("precision", p if n > 1 else None, n)
-        for name, n, r, p in zip(names, given, recall, precision, strict=True)
-    ]
-    at = np.linspace(0.2, 0.98, 50)
-    coverage = 1 - 0.8 * at**4
-    right = 0.86 + 0.13 * at**1.5
-    half = 0.012 / np.sqrt(coverage)
-    curve = [
-        _accepted(t, c, p, p - 2 * h, min(1, p + h))
-        for t, c, p, h in zip(at, coverage, right, half, strict=True)
-    ]
-    edges = np.linspace(0, 1, 11)
-    middles = (edges[1:] + edges[:-1]) / 2
-    balanced = float(np.mean(recall[measured])) if measured.any() else 0.5
-    near = {"low": balanced - 0.03, "high": balanced + 0.02}
-    confusions = [
-        {
-            "true": names[c],
-            "believed": names[(c * 7 + 1) % len(names)],
-            "count": 12 // (c + 1) + 1,
-            "share": 0.3 / (c + 1),
-        }
-        for c in range(min(22, len(names)))
-        if (c * 7 + 1) % len(names) != c
-    ]
+    """The figures of made-up predictions for classes with so many labels (C,)."""
+    codes = np.repeat(np.arange(len(names)), given)
+    rows = np.flatnonzero(given[codes] > 1)
+    true = codes[rows]
+    n = len(rows)
+    held = HeldOut(
+        rows=rows,
+        codes=true,
+        predicted=np.where(rng.random(n) < 0.9, true, (7 * true + 1) % len(names)),
+        confidence=rng.uniform(0.2, 1, n),
+        open=np.zeros(n, dtype=bool),
+        folds=rows % 5,
+        weights=np.ones(n),
+    )
+    classes = np.array(names)
+    levels = [np.full(len(names), level) for level in thresholds(held)]
+    bins, error = reliability(held.confidence, held.right, bins=10)
+    balanced = balanced_recall(held)._asdict()
+    mean = balanced["value"]
+    found = {"threshold": 0.62, "coverage": 0.882, "precision": 0.9234, "low": 0.8995}
     return {
         "folds": 5,
         "seed": 0,
-        "labels": int(given.sum()),
-        "used": int(given.sum()),
-        "held_out": int(given[measured].sum()),
-        "never_held_out": [name for name, n in zip(names, given, strict=True) if n == 1],
+        "labels": len(codes),
+        "used": len(codes),
+        "held_out": n,
+        "never_held_out": [name for name, count in zip(names, given, strict=True) if count == 1],
         "hyper_parameters": "of all labels",
         "weighted": True,
         "seconds": 12.0,
         "accuracy": {"value": 0.9, "low": 0.87, "high": 0.92, "std": 0.02},
-        "balanced_accuracy": near | {"value": balanced, "std": 0.03},
-        "per_class": rows,
-        "curve": curve,
-        "chosen": _accepted(0.62, 0.882, 0.9234, 0.8995, 0.9412),
-        "reliability": {
-            "edges": edges.tolist(),
-            "accuracy": np.clip(middles + rng.normal(0, 0.04, 10), 0, 1).tolist(),
-            "confidence": middles.tolist(),
-            "count": np.geomspace(2, 200, 10).astype(int).tolist(),
-        },
-        "ece": 0.031,
-        "confusions": confusions,
+        "balanced_accuracy": balanced | {"std": 0.03},
+        "per_class": list(per_class(held, codes, classes)),
+        "curve": [accepted(held, level) for level in levels],
+        "chosen": found | {"high": 0.9412},
+        "reliability": bins,
+        "ece": error,
+        "confusions": confusions(held, classes),
         "suspects": [],
         "preparation": "unit",
         "peer_unlabeled": 5000,
-        "peers": [
-            _method(name, title, None if gain is None else balanced + gain)
-            for name, title, gain in METHODS
-        ],
+        "peers": [_method(name, title, gain, mean) for name, title, gain in METHODS],
     }
 
 
-def _shares(key: str, value: float | None, n: int) -> dict[str, float | None]:
-    if value is None:
-        return {key: None, f"{key}_low": None, f"{key}_high": None}
-    half = 0.9 / np.sqrt(n + 3)
-    return {
-        key: float(value),
-        f"{key}_low": float(max(0, value - half)),
-        f"{key}_high": float(min(1, value + half / 2)),
-    }
-
-
-def _method(name: str, title: str, value: float | None) -> dict[str, Any]:
-    both: dict[str, Floats | float | None] = {
-        "balanced_accuracy": value,
-        "accuracy": None if value is None else min(0.99, value + 0.02),
-    }
+def _method(name: str, title: str, gain: float | None, balanced: float) -> dict[str, Any]:
+    value = None if gain is None else balanced + gain
+    accuracy = None if value is None else min(0.99, value + 0.02)
+    both = {"balanced_accuracy": value, "accuracy": accuracy}
     return {
         "name": name,
         "title": title,

@@ -7,7 +7,6 @@ from typing import Any, cast
 
 import pytest
 
-from semigpc.gp.certainty import ReliabilityBins
 from semigpc.report.charts import reliability_chart
 from semigpc.report.labeling_page import ReportImages, promise_sentence, write_labeling_report
 from semigpc.report.labeling_summary import LabelingSummary
@@ -39,18 +38,9 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def promise(**changes: Any) -> dict[str, Any]:
-    return {
-        "target": 0.95,
-        "probability": 0.9,
-        "per_class": False,
-        "supported": 0.889,
-        "expected": 0.971,
-        "possible": None,
-        "labels": 40,
-        "without": [],
-        "needed": {},
-        **changes,
-    }
+    made: dict[str, Any] = {"target": 0.95, "probability": 0.9, "per_class": False, "labels": 40}
+    made |= {"supported": 0.889, "expected": 0.971, "possible": None, "without": [], "needed": {}}
+    return made | changes
 
 
 def test_the_page_needs_nothing_else_and_has_every_chart_with_a_caption(page: str) -> None:
@@ -118,12 +108,8 @@ def test_one_of_a_kind_is_singular(tmp_path: Path) -> None:
 
 
 def test_counts_are_written_at_whole_numbers() -> None:
-    bins: ReliabilityBins = {
-        "edges": [0, 0.5, 1],
-        "accuracy": [0.4, 0.9],
-        "confidence": [0.3, 0.8],
-        "count": [3, 8],
-    }
+    shares: dict[str, list[float]] = {"accuracy": [0.4, 0.9], "confidence": [0.3, 0.8]}
+    bins: Any = shares | {"edges": [0, 0.5, 1], "count": [3, 8]}
     chart = reliability_chart(bins, 0.1, beside=True)
     assert chart is not None
     counts = [int(text) for text in re.findall(r">(\d+)</text>", chart.svg)]
@@ -188,9 +174,8 @@ def test_suspects_and_outliers_are_listed_by_name(page: str) -> None:
 
 @pytest.mark.slow
 def test_names_cannot_break_the_page(tmp_path: Path) -> None:
-    facts = make_facts(
-        names=ODD_NAMES, title="<i>title</i>", data="<img src=x>.parquet", notes=["<u>note</u>"]
-    )
+    odd: Any = {"title": "<i>title</i>", "data": "<img src=x>.parquet", "notes": ["<u>note</u>"]}
+    facts = make_facts(names=ODD_NAMES, **odd)
     facts["suspects"][0]["id"] = '"><script>alert(2)</script>.jpg'
     facts["outliers"][0]["id"] = "<svg onload=alert(3)>"
     facts["evidence"]["peers"][0]["remarks"] = ["<em>"]

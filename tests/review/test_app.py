@@ -5,7 +5,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import httpx
-import numpy as np
 import pytest
 from PIL import Image
 
@@ -126,19 +125,11 @@ def test_every_response_has_the_headers_that_keep_others_out(client: Any) -> Non
 
 def test_no_path_leads_to_another_file(client: Any) -> None:
     for path in (
-        "images/96/..%2F..%2Fsecret.png",
-        "images/96/../../../secret.png",
-        "images/96/%2e%2e/%2e%2e/secret.png",
-        "images/96//etc/hostname",
-        "images/96/-1",
-        "images/96/100000",
-        "images/97/0",
-        "images/0",
-        "static/../app.py",
-        "static/..%2Fapp.py",
-        "static/%2e%2e/app.py",
-        "static//etc/hostname",
-        "photos/a/000.png",
+        *("images/96/..%2F..%2Fsecret.png", "images/96/../../../secret.png"),
+        *("images/96/%2e%2e/%2e%2e/secret.png", "images/96//etc/hostname"),
+        *("images/96/-1", "images/96/100000", "images/97/0", "images/0"),
+        *("static/../app.py", "static/..%2Fapp.py", "static/%2e%2e/app.py"),
+        *("static//etc/hostname", "photos/a/000.png"),
     ):
         assert client.get(f"{HOST}/{TOKEN}/{path}").status_code in (403, 404), path
 
@@ -284,36 +275,6 @@ def test_an_image_is_made_small_but_never_large(tmp_path: Path) -> None:
     assert thumbnail(tmp_path / "a.jpg").size == (384, 192)
     assert thumbnail(tmp_path / "a.jpg", 96).size == (96, 48)
     assert thumbnail(tmp_path / "b.png").size == (20, 10)
-
-
-def test_an_image_stands_upright(tmp_path: Path) -> None:
-    pixels = np.zeros((40, 80, 3), np.uint8)
-    pixels[:, :40] = (255, 0, 0)  # left half red; turned by 90 degrees, red is on top
-    image = Image.fromarray(pixels)
-    exif = image.getexif()
-    exif[0x0112] = 6
-    for name in ("a.jpg", "a.png"):
-        image.save(tmp_path / name, exif=exif, quality=95)
-        turned = np.asarray(thumbnail(tmp_path / name))
-        assert turned.shape == (80, 40, 3)
-        assert turned[10, 20, 0] > 200
-        assert turned[70, 20, 0] < 60
-
-
-@pytest.mark.parametrize("mode", ["L", "LA", "P", "RGBA", "CMYK", "I;16", "1"])
-def test_images_of_every_mode_can_be_shown(tmp_path: Path, mode: str) -> None:
-    path = tmp_path / ("a.tif" if mode == "CMYK" else "a.png")
-    Image.new(mode, (30, 30)).save(path)
-    assert thumbnail(path).mode == "RGB"
-
-
-def test_a_file_of_forty_megabytes_is_served_small(tmp_path: Path) -> None:
-    path = tmp_path / "large.bmp"
-    Image.frombytes("RGB", (3800, 3700), bytes(3800 * 3700 * 3)).save(path)
-    assert path.stat().st_size > 40e6
-    content = thumbnails_of(path).get(0, 384)
-    assert len(content) < 200_000
-    assert max(Image.open(io.BytesIO(content)).size) == 384
 
 
 def test_a_bomb_is_refused_before_it_is_decoded(

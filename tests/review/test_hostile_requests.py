@@ -1,6 +1,4 @@
-"""The server as users start it, under requests that no page sends: each gets an answer of its own,
-and nothing is printed.
-"""
+"""The server under requests that no page sends: each is answered, and nothing is printed."""
 
 import json
 import random

@@ -66,9 +66,7 @@ def test_a_setting_overrules_the_rule_and_a_gp_that_classifies_is_always_judged(
 
 
 def overconfident(n: int, seed: int = 0) -> tuple[Floats, NDArray[np.int64]]:
-    """Probabilities whose logits are five times as large as the truth of the labels, (n, 4) and
-    (n,).
-    """
+    """Probabilities (n, 4) with logits five times as large as the truth of the labels (n,)."""
     rng = np.random.default_rng(seed)
     logits = rng.normal(size=(n, 4))
     labels = (logits + rng.gumbel(size=(n, 4))).argmax(axis=1)
@@ -96,9 +94,8 @@ def test_a_temperature_stays_in_range_also_for_certain_probabilities() -> None:
     flat = np.full((4, 3), 1 / 3)
     assert temperature_for(flat, 0.9) == RANGE[0]
     sure = from_labels({"gp": np.array([[0.9, 0.1]] * 3)}, np.zeros(3, dtype=np.int64))["gp"]
-    assert tempered(np.array([[0.9, 0.1]]), sure)[0, 0] == pytest.approx(
-        0.8, abs=1e-3
-    )  # (3 + 1) / (3 + 2), not 1
+    # (3 + 1) / (3 + 2), not 1.
+    assert tempered(np.array([[0.9, 0.1]]), sure)[0, 0] == pytest.approx(0.8, abs=1e-3)
 
 
 def test_halves_share_no_label_but_that_of_a_class_with_one() -> None:
@@ -120,9 +117,8 @@ def test_halves_count_rare_classes_as_much_as_frequent_ones() -> None:
     truth = np.repeat([0, 1], [90, 10])
     probs = np.full((100, 2), [0.99, 0.01])
     temperature = from_halves({"linear": probs}, (truth, truth), strict=True)["linear"]
-    assert tempered(probs, temperature)[0, 0] == pytest.approx(
-        (1 - 0.255) * (1 - 0.255**2), abs=1e-3
-    )
+    expected = (1 - 0.255) * (1 - 0.255**2)
+    assert tempered(probs, temperature)[0, 0] == pytest.approx(expected, abs=1e-3)
     alone = from_halves({"gp": probs}, (truth, truth), strict=True)["gp"]
     assert tempered(probs, alone)[0, 0] < 0.6, "without a linear head the agreement decides"
 
@@ -136,19 +132,15 @@ def test_strict_halves_believe_only_what_both_agree_on() -> None:
 
 def test_halves_that_agree_do_not_make_a_head_surer_than_it_is() -> None:
     truth = np.zeros(20, dtype=np.int64)
-    probs: dict[Head, Floats] = {
-        "linear": np.tile([0.6, 0.4], (20, 1)),
-        "gp": np.tile([0.7, 0.3], (20, 1)),
-    }
+    linear, own = (np.tile(row, (20, 1)) for row in ([0.6, 0.4], [0.7, 0.3]))
+    probs: dict[Head, Floats] = {"linear": linear, "gp": own}
     assert from_halves(probs, (truth, truth), strict=True) == {"linear": 1.0, "gp": 1.0}
 
 
 def test_no_agreement_leaves_a_head_as_sure_as_a_guess() -> None:
     truth = np.ones(20, dtype=np.int64)
-    temperature = from_halves({"gp": np.tile([0.9, 0.1], (20, 1))}, (truth, truth), strict=False)[
-        "gp"
-    ]
-    assert temperature == RANGE[1]
+    probs = np.tile([0.9, 0.1], (20, 1))
+    assert from_halves({"gp": probs}, (truth, truth), strict=False)["gp"] == RANGE[1]
 
 
 def test_the_gp_reports_a_third_of_the_linear_head_where_both_are_calibrated() -> None:
@@ -158,9 +150,8 @@ def test_the_gp_reports_a_third_of_the_linear_head_where_both_are_calibrated() -
     np.testing.assert_allclose(reported["linear"], linear)
     alone: list[dict[Head, float]] = [{}, {"gp": 1.0}, {"linear": 1.0}]
     for temperatures in alone:
-        np.testing.assert_allclose(
-            calibrated({"linear": linear, "gp": own}, temperatures)["gp"], own
-        )
+        reported = calibrated({"linear": linear, "gp": own}, temperatures)
+        np.testing.assert_allclose(reported["gp"], own)
 
 
 def test_two_gps_agree_on_images_that_are_easy_and_not_on_others() -> None:
@@ -185,13 +176,9 @@ def test_two_gps_agree_on_images_that_are_easy_and_not_on_others() -> None:
 
 @pytest.mark.parametrize("validation", [0, 3])
 def test_a_run_remembers_its_head_and_its_temperatures(validation: int, tmp_path: Path) -> None:
-    settings = (
-        "train.steps=12",
-        "train.eval_steps=6",
-        "train.checkpoint_steps=6",
-        f"data.validation_per_class={validation}",
-    )
-    summary = train(small_run("fixmatch", "gp", *settings), tmp_path)
+    steps = ("train.steps=12", "train.eval_steps=6", "train.checkpoint_steps=6")
+    held_out = f"data.validation_per_class={validation}"
+    summary = train(small_run("fixmatch", "gp", *steps, held_out), tmp_path)
     folder = RunFolder(tmp_path)
     state = read_checkpoint(folder.best if validation else folder.last).state["journal"]
     assert (state["head"], state["temperatures"]) == (summary["head"], summary["temperatures"])
@@ -216,10 +203,6 @@ def test_a_run_remembers_its_head_and_its_temperatures(validation: int, tmp_path
 
 def test_a_gp_that_classifies_is_calibrated_alone(tmp_path: Path) -> None:
     """Nothing trains the linear head then, and it takes no part in what the GP reports."""
-    settings = (
-        "train.steps=8",
-        "train.eval_steps=8",
-        "train.checkpoint_steps=8",
-        "refiner.role=classifier",
-    )
-    assert set(train(small_run("fixmatch", "gp", *settings), tmp_path)["temperatures"]) == {"gp"}
+    steps = ("train.steps=8", "train.eval_steps=8", "train.checkpoint_steps=8")
+    experiment = small_run("fixmatch", "gp", *steps, "refiner.role=classifier")
+    assert set(train(experiment, tmp_path)["temperatures"]) == {"gp"}

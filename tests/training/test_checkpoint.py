@@ -23,24 +23,17 @@ from tests.training.small_runs import STEPS, small_run
 EXPERIMENT = small_run()
 
 
-def test_tensors_and_state_come_back(tmp_path: Path) -> None:
+def test_tensors_and_state_come_back_also_if_they_share_memory(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
     weight = torch.arange(6.0).reshape(2, 3)
-    write_checkpoint(
-        tmp_path / "a.safetensors",
-        {"model": {"w": weight.mT, "n": torch.tensor(3)}, "empty": {}},
-        {"step": 5, "x": [1, None]},
-    )
-    found = read_checkpoint(tmp_path / "a.safetensors")
-    assert torch.equal(found.part("model")["w"], weight.mT)
-    assert found.part("model")["n"].item() == 3
-    assert found.state == {"step": 5, "x": [1, None]}
+    model = {"w": weight.mT, "row": weight[1], "n": torch.tensor(3)}
+    state = {"step": 5, "x": [1, None]}
+    write_checkpoint(path, {"model": model, "empty": {}}, state)
+    found = read_checkpoint(path)
+    assert all(torch.equal(value, model[name]) for name, value in found.part("model").items())
+    assert found.part("model").keys() == model.keys()
+    assert found.state == state
     assert not found.part("empty")
-
-
-def test_tensors_that_share_memory_are_saved_apart(tmp_path: Path) -> None:
-    shared = torch.ones(4)
-    write_checkpoint(tmp_path / "a.safetensors", {"a": {"x": shared[:2], "y": shared}}, {})
-    assert torch.equal(read_checkpoint(tmp_path / "a.safetensors").part("a")["y"], shared)
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_litter(
@@ -54,35 +47,27 @@ def test_a_failed_write_leaves_the_old_file_and_no_litter(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(tensors, "save_file", full)
-    with pytest.raises(
-        WriteError,
-        match=r"the checkpoint .*disk is full.* not modified.*It takes 0\.0 MB",
-    ):
+    words = r"the checkpoint .*disk is full.* not modified.*It takes 0\.0 MB"
+    with pytest.raises(WriteError, match=words):
         write_checkpoint(path, {"a": {"x": torch.zeros(2)}}, {"step": 2})
     assert read_checkpoint(path).state == {"step": 1}
     assert [file.name for file in tmp_path.iterdir()] == ["last.safetensors"]
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"not a checkpoint at all", b"\x10\0\0\0\0\0\0\0{}              "]
-)
-def test_a_broken_file_is_named(tmp_path: Path, content: bytes) -> None:
+def test_a_broken_or_missing_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "broken.safetensors"
-    path.write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"broken\.safetensors cannot be read"):
-        read_checkpoint(path)
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="there is no checkpoint"):
-        read_checkpoint(tmp_path / "none.safetensors")
+        read_checkpoint(path)
+    for content in (b"", b"not a checkpoint at all", b"\x10\0\0\0\0\0\0\0{}              "):
+        path.write_bytes(content)
+        with pytest.raises(CheckpointError, match=r"broken\.safetensors cannot be read"):
+            read_checkpoint(path)
 
 
 def test_moments_come_back_laid_out_like_their_parameters() -> None:
     def fresh() -> tuple[torch.nn.Parameter, torch.optim.Optimizer]:
-        weight = torch.nn.Parameter(
-            torch.arange(24.0).reshape(2, 3, 2, 2).to(memory_format=torch.channels_last)
-        )
+        values = torch.arange(24.0).reshape(2, 3, 2, 2).to(memory_format=torch.channels_last)
+        weight = torch.nn.Parameter(values)
         return weight, torch.optim.AdamW([weight], lr=0.1, fused=True)
 
     def descend(weight: torch.nn.Parameter, optimizer: torch.optim.Optimizer) -> None:
@@ -119,19 +104,13 @@ def flip(path: Path, position: int, rng: random.Random) -> None:
 
 def test_every_flipped_byte_is_noticed(tmp_path: Path) -> None:
     path, rng = tmp_path / "last.safetensors", random.Random(seed())
-    write_checkpoint(
-        path,
-        {"model": {"w": torch.randn(40, 30)}, "random": {"cpu": torch.get_rng_state()}},
-        {"step": 5, "text": "x" * 300},
-    )
+    parts = {"model": {"w": torch.randn(40, 30)}, "random": {"cpu": torch.get_rng_state()}}
+    write_checkpoint(path, parts, {"step": 5, "text": "x" * 300})
     whole = path.read_bytes()
     header = 8 + int.from_bytes(whole[:8], "little")
-    positions = [
-        *range(8),
-        *rng.sample(range(8, header), 92),
-        *rng.sample(range(header, len(whole)), FLIPS - 100),
-    ]
-    for position in positions:
+    in_header = rng.sample(range(8, header), 92)
+    in_tensors = rng.sample(range(header, len(whole)), FLIPS - 100)
+    for position in (*range(8), *in_header, *in_tensors):
         path.write_bytes(whole)
         flip(path, position, rng)
         with pytest.raises(CheckpointError, match=r"last\.safetensors (is damaged|cannot be read)"):
@@ -159,18 +138,15 @@ def test_a_file_that_is_something_else_is_refused(tmp_path: Path, change: str) -
             path.mkdir()
         case "a pipe":
             os.mkfifo(path)
-    with pytest.raises(
-        CheckpointError,
-        match=r"last\.safetensors (is damaged|cannot be read: it (has no checksum|is a))",
-    ):
+    words = r"last\.safetensors (is damaged|cannot be read: it (has no checksum|is a))"
+    with pytest.raises(CheckpointError, match=words):
         read_checkpoint(path)
 
 
 def test_equal_tensors_make_equal_files(tmp_path: Path) -> None:
     for name in "ab":
-        write_checkpoint(
-            tmp_path / name, {"model": {"w": torch.ones(3), "b": torch.zeros(2)}}, {"step": 5}
-        )
+        model = {"w": torch.ones(3), "b": torch.zeros(2)}
+        write_checkpoint(tmp_path / name, {"model": model}, {"step": 5})
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
@@ -198,10 +174,8 @@ def test_the_best_checkpoint_stands_in_for_a_damaged_last_one(finished_copy: Pat
 
 def test_the_last_checkpoint_stands_in_for_a_damaged_best_one(finished_copy: Path) -> None:
     folder = damaged(finished_copy, "best")
-    with pytest.raises(
-        CheckpointError,
-        match=rf"best\.safetensors is damaged.*step {STEPS}: use it with checkpoint=last",
-    ):
+    words = rf"best\.safetensors is damaged.*step {STEPS}: use it with checkpoint=last"
+    with pytest.raises(CheckpointError, match=words):
         load_run(folder.path)
     assert load_run(folder.path, "last").step == STEPS
 
@@ -219,10 +193,8 @@ def test_a_deleted_best_checkpoint_is_not_replaced_by_the_last_one_silently(
 
 def test_two_damaged_checkpoints_are_named(finished_copy: Path) -> None:
     folder = damaged(finished_copy, "best", "last")
-    with pytest.raises(
-        CheckpointError,
-        match=r"last\.safetensors is damaged.*best\.safetensors cannot be used either",
-    ):
+    words = r"last\.safetensors is damaged.*best\.safetensors cannot be used either"
+    with pytest.raises(CheckpointError, match=words):
         train(EXPERIMENT, folder.path, resume=True)
 
 
@@ -234,10 +206,7 @@ def test_two_damaged_checkpoints_are_named(finished_copy: Path) -> None:
     [
         ({"generation": 99}, "generation must be below 1, the generations of the run; got 99"),
         ({"generation": -1}, "generation must be greater than or equal to 0; got -1"),
-        (
-            {"step": STEPS + 1},
-            f"step must lie in 0 to {STEPS}, the steps of generation 0; got {STEPS + 1}",
-        ),
+        ({"step": 31}, "step must lie in 0 to 30, the steps of generation 0; got 31"),
         ({"step": 1.5}, "step must be a valid integer; got 1.5"),
         ({"step": None}, "step must be a valid integer; got null"),
         ({"journal": {}}, r"journal\.results is missing"),
@@ -253,14 +222,11 @@ def test_a_state_that_cannot_be_is_refused(
     folder.best.unlink()
     with replacing(folder.last) as draft:
         save_tensors(draft, found.tensors, state=found.state | changes)
-    for attempt in (
-        lambda: train(EXPERIMENT, folder.path, resume=True),
-        lambda: load_run(folder.path),
-    ):
-        with pytest.raises(
-            CheckpointError, match=rf"last\.safetensors cannot be used: {message}.*Train again"
-        ):
-            attempt()
+    words = rf"last\.safetensors cannot be used: {message}.*Train again"
+    with pytest.raises(CheckpointError, match=words):
+        train(EXPERIMENT, folder.path, resume=True)
+    with pytest.raises(CheckpointError, match=words):
+        load_run(folder.path)
 
 
 @pytest.mark.parametrize(
@@ -281,10 +247,8 @@ def test_a_file_that_was_changed_since_is_noticed(
     plain = json.loads(path.read_text())
     plain[key] = plain[key] | value if isinstance(value, dict) else value
     path.write_text(json.dumps(plain))
-    with pytest.raises(
-        RunError,
-        match=rf"{file}\.json has been changed since the run was trained: {key}.* Put it back",
-    ):
+    words = rf"{file}\.json has been changed since the run was trained: {key}.* Put it back"
+    with pytest.raises(RunError, match=words):
         load_run(folder.path)
 
 

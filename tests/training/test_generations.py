@@ -1,10 +1,8 @@
 """Runs that start over with labels of their own, and networks that an add-on answers for."""
 
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,11 +11,12 @@ from torch import Tensor
 
 from semigpc.addons import ABCConfig, AddOn, CReST, CReSTConfig, Survey
 from semigpc.data import DATASETS
-from semigpc.training import Experiment, Listener, RunFolder, train
+from semigpc.training import Experiment, RunFolder, train
 from semigpc.training.experiment import name_of
 from semigpc.training.inference import load_run
 from semigpc.training.run_folder import read_checkpoint
-from tests.training.small_runs import STEPS, small_run
+from tests.training.small_runs import STEPS, entries, small_run
+from tests.training.test_resume import Copier, assert_same_end
 
 GENERATIONS = 3
 BOUNDARY = STEPS // GENERATIONS
@@ -28,34 +27,18 @@ def crest_run(algorithm: str = "simmatch", *settings: str) -> Experiment:
     return experiment.override(["train.checkpoint_steps=5", *settings])
 
 
-def lines(path: Path, kind: str) -> list[dict[str, Any]]:
-    entries = [json.loads(line) for line in RunFolder(path).metrics.read_text().splitlines()]
-    return [entry for entry in entries if entry["kind"] == kind]
-
-
-class Copier(Listener):
-    """Copies the folder as it is while some steps are taken."""
-
-    def __init__(self, run: Path, steps: tuple[int, ...]) -> None:
-        self.run, self.steps = run, steps
-
-    def step(self, step: int) -> None:
-        if step in self.steps:
-            shutil.copytree(self.run, self.run.with_name(f"cut{step}"))
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of three generations of ten steps, copied in each and at the end of the first."""
     path = tmp_path_factory.mktemp("runs") / "whole"
-    train(crest_run(), path, listener=Copier(path, (7, BOUNDARY, 17, 27)))
+    train(crest_run(), path, listener=Copier(path, 7, BOUNDARY, 17, 27))
     return path
 
 
 @pytest.mark.slow
 def test_each_generation_begins_with_more_labels(whole: Path) -> None:
     original = json.loads(RunFolder(whole).split.read_text())["labeled_counts"]
-    remarks = [line for line in lines(whole, "note") if line["message"].startswith("Generation")]
+    remarks = [line for line in entries(whole, "note") if line["message"].startswith("Generation")]
     assert [line["step"] for line in remarks] == [BOUNDARY, 2 * BOUNDARY]
     assert all("more images, labelled by the one before" in line["message"] for line in remarks)
     last = read_checkpoint(RunFolder(whole).last)
@@ -64,13 +47,12 @@ def test_each_generation_begins_with_more_labels(whole: Path) -> None:
     joined = np.bincount(given[given >= 0].numpy(), minlength=len(original))
     assert joined.sum() > 0
     assert last.state["labeled_counts"] == (np.array(original) + joined).tolist()
-    assert len(last.part("algorithm")["bank"]) == sum(last.state["labeled_counts"]), (
-        "the bank has a slot for each label"
-    )
+    slots = len(last.part("algorithm")["bank"])
+    assert slots == sum(last.state["labeled_counts"]), "one for each label"
 
 
 def test_each_generation_has_a_schedule_of_its_own(whole: Path) -> None:
-    rates = {line["step"]: line["lr"] for line in lines(whole, "train")}
+    rates = {line["step"]: line["lr"] for line in entries(whole, "train")}
     assert rates[BOUNDARY] == rates[2 * BOUNDARY] == rates[STEPS], "it ends alike in each"
     assert rates[BOUNDARY + 5] > 1.5 * rates[BOUNDARY], "and rises again in the next"
 
@@ -80,11 +62,7 @@ def test_each_generation_has_a_schedule_of_its_own(whole: Path) -> None:
 def test_cut_off_in_any_generation_it_resumes_to_the_same_bits(whole: Path, step: int) -> None:
     cut = whole.with_name(f"cut{step}")
     train(crest_run(), cut, resume=True)
-    ours, theirs = read_checkpoint(RunFolder(whole).last), read_checkpoint(RunFolder(cut).last)
-    assert ours.tensors.keys() == theirs.tensors.keys()
-    assert [
-        name for name, value in ours.tensors.items() if not torch.equal(value, theirs.tensors[name])
-    ] == []
+    assert_same_end(whole, cut)
 
 
 def test_a_finished_run_is_put_to_use_with_its_larger_memory(whole: Path) -> None:
@@ -94,10 +72,9 @@ def test_a_finished_run_is_put_to_use_with_its_larger_memory(whole: Path) -> Non
     assert test is not None
     probs = run.predict(test).probs["linear"]
     assert np.isfinite(probs).all()
-    evaluated = [line for line in lines(whole, "eval") if line["head"] == "linear"][-1]
-    assert float((probs.argmax(axis=1) == test.labels).mean()) == pytest.approx(
-        evaluated["top1"], abs=1e-6
-    )
+    evaluated = [line for line in entries(whole, "eval") if line["head"] == "linear"][-1]
+    top1 = float((probs.argmax(axis=1) == test.labels).mean())
+    assert top1 == pytest.approx(evaluated["top1"], abs=1e-6)
 
 
 def test_a_generation_that_chooses_nobody_says_so_and_goes_on(
@@ -106,7 +83,7 @@ def test_a_generation_that_chooses_nobody_says_so_and_goes_on(
     monkeypatch.setattr(CReST, "relabel", AddOn.relabel)
     summary = train(crest_run("fixmatch", "train.steps=9"), tmp_path / "run")
     assert summary["status"] == "finished"
-    remarks = [line["message"] for line in lines(tmp_path / "run", "note")]
+    remarks = [line["message"] for line in entries(tmp_path / "run", "note")]
     assert sum("begins without further labels" in remark for remark in remarks) == 2
 
 
@@ -141,4 +118,4 @@ def test_a_run_is_judged_and_used_by_the_head_that_answers(tmp_path: Path) -> No
     test = DATASETS["digits"].load(experiment.data, 0).test
     assert test is not None
     accuracy = float((run.predict(test).probs["linear"].argmax(axis=1) == test.labels).mean())
-    assert accuracy == pytest.approx(lines(tmp_path / "run", "eval")[-1]["top1"], abs=1e-6)
+    assert accuracy == pytest.approx(entries(tmp_path / "run", "eval")[-1]["top1"], abs=1e-6)

@@ -1,24 +1,18 @@
 import json
-import os
 import shutil
-import signal
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from semigpc.io.errors import DivergedError
-from semigpc.training import Listener, RunFolder, Stopped, last_result, train
+from semigpc.training import RunFolder, Stopped, last_result, train
 from semigpc.training.metrics import METRIC
 from semigpc.training.run_folder import read_checkpoint
-from tests.training.small_runs import STEPS, gp_facts, small_run
+from tests.training.small_runs import STEPS, StopAt, entries, gp_facts, small_run
 
-
-def entries(path: Path, kind: str) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in RunFolder(path).metrics.read_text().splitlines()]
-    return [line for line in lines if line["kind"] == kind]
+REBUILT = "refiner.eval_buffer=rebuilt"
 
 
 @pytest.mark.slow
@@ -33,36 +27,25 @@ def test_a_run_folder_tells_everything(tmp_path: Path) -> None:
     assert len(np.load(tmp_path / "split.npz")["labeled"]) == sum(split["labeled_counts"])
     assert "torch" in json.loads((tmp_path / "environment.json").read_text())
     assert summary["status"] == "finished"
-    assert [
-        entry["step"]
-        for entry in entries(tmp_path, "eval")
-        if entry["part"] == "test" and entry["head"] == "linear"
-    ] == [10, 20, 30]
-    assert {entry["head"] for entry in entries(tmp_path, "eval")} == {"linear", "gp"}
+    tested = [entry for entry in entries(tmp_path, "eval") if entry["part"] == "test"]
+    assert [entry["step"] for entry in tested if entry["head"] == "linear"] == [10, 20, 30]
+    assert {entry["head"] for entry in tested} == {"linear", "gp"}
     trained = entries(tmp_path, "train")
     assert sum(entry["window"] for entry in trained) == STEPS
-    assert {"loss", "loss_x", "loss_u", "loss_in", "mask_rate", "lr", "data_wait_share"} <= trained[
-        -1
-    ].keys()
-    pseudo = entries(tmp_path, "pseudo")
-    assert (
-        sum(sum(entry["believed_counts"]) for entry in pseudo)
-        == STEPS * experiment.train.unlabeled_batch
-    )
+    losses = {"loss", "loss_x", "loss_u", "loss_in"}
+    assert losses | {"mask_rate", "lr", "data_wait_share"} <= trained[-1].keys()
+    believed = sum(sum(entry["believed_counts"]) for entry in entries(tmp_path, "pseudo"))
+    assert believed == STEPS * experiment.train.unlabeled_batch
 
 
 @pytest.mark.slow
 def test_best_is_chosen_on_validation_and_test_is_named_apart(finished: Path) -> None:
     results = RunFolder(finished).read_summary()["results"]
     judged = [entry for entry in entries(finished, "eval") if entry["judged"]]
-    validation = {
-        entry["step"]: entry["balanced_accuracy"]
-        for entry in judged
-        if entry["part"] == "validation"
-    }
-    test = {
-        entry["step"]: entry["balanced_accuracy"] for entry in judged if entry["part"] == "test"
-    }
+    validation, test = (
+        {entry["step"]: entry[METRIC] for entry in judged if entry["part"] == part}
+        for part in ("validation", "test")
+    )
     best = max(validation, key=lambda step: validation[step])  # the first of equals
     found = {key: (result["step"], result[METRIC]) for key, result in results.items() if result}
     assert found["best_on_validation"] == (best, test[best])
@@ -73,10 +56,8 @@ def test_best_is_chosen_on_validation_and_test_is_named_apart(finished: Path) ->
 
 @pytest.mark.slow
 def test_without_validation_there_is_no_best(tmp_path: Path) -> None:
-    results = train(small_run("fixmatch", "none", "data.validation_per_class=0"), tmp_path)[
-        "results"
-    ]
-    assert results["best_on_validation"] is None
+    summary = train(small_run("fixmatch", "none", "data.validation_per_class=0"), tmp_path)
+    assert summary["results"]["best_on_validation"] is None
     assert not RunFolder(tmp_path).best.exists()
 
 
@@ -85,11 +66,7 @@ def test_without_validation_there_is_no_best(tmp_path: Path) -> None:
     "settings",
     [
         ("refiner.role=classifier",),
-        (
-            "refiner.role=classifier",
-            "refiner.exclude_same_index=true",
-            "refiner.eval_buffer=rebuilt",
-        ),
+        ("refiner.role=classifier", "refiner.exclude_same_index=true", REBUILT),
         ("refiner.warmup_steps=0", "refiner.eval_head=gp"),
         ("refiner.push=before", "refiner.balanced=true"),
         ("train.clip_norm=1.0",),
@@ -101,42 +78,30 @@ def test_without_validation_there_is_no_best(tmp_path: Path) -> None:
 def test_the_switches_work_together(settings: tuple[str, ...], tmp_path: Path) -> None:
     summary = train(small_run("simmatch", "gp", *settings, "train.steps=12"), tmp_path)
     assert np.isfinite(last_result(summary)["loss"])
-    heads = (
-        {"gp"}
-        if {"refiner.role=classifier", "refiner.eval_head=gp"} & set(settings)
-        else {"linear", "gp"}
-    )
-    assert last_result(summary)["head"] in heads
+    only_gp = {"refiner.role=classifier", "refiner.eval_head=gp"} & set(settings)
+    assert last_result(summary)["head"] in ({"gp"} if only_gp else {"linear", "gp"})
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:TF32 acceleration on top of oneDNN")
 def test_mixed_precision_never_reaches_the_gp(tmp_path: Path) -> None:
-    with torch.backends.mkldnn.flags(
-        enabled=False
-    ):  # some virtual machines announce bfloat16 instructions they do not have
+    # Some virtual machines announce bfloat16 instructions they do not have.
+    with torch.backends.mkldnn.flags(enabled=False):
         train(small_run("fixmatch", "gp", "train.precision=bf16-mixed"), tmp_path)
-    features = read_checkpoint(RunFolder(tmp_path).last).part("algorithm")[
-        "refiner.engine.feature_columns"
-    ]
+    state = read_checkpoint(RunFolder(tmp_path).last).part("algorithm")
+    features = state["refiner.engine.feature_columns"]
     assert features.dtype == torch.float64
     norms = features[:, features.any(dim=0)].square().sum(dim=0)
-    assert torch.allclose(
-        norms, torch.ones_like(norms), atol=1e-6
-    )  # bfloat16 would be off by a thousandth
+    # bfloat16 would be off by a thousandth.
+    assert torch.allclose(norms, torch.ones_like(norms), atol=1e-6)
 
 
 @pytest.mark.parametrize("bank", ["momentum", "full_teacher"])
 def test_a_balanced_buffer_is_in_balance_from_the_first_step_after_the_warm_up(
     bank: str, tmp_path: Path
 ) -> None:
-    settings = (
-        "refiner.balanced=true",
-        f"algorithm.bank={bank}",
-        "train.steps=5",
-        "train.checkpoint_steps=4",
-    )
-    summary = train(small_run("simmatch", "gp", *settings), tmp_path)
+    settings = ("refiner.balanced=true", f"algorithm.bank={bank}", "train.checkpoint_steps=4")
+    summary = train(small_run("simmatch", "gp", *settings, "train.steps=5"), tmp_path)
     assert gp_facts(summary)["class_counts"] == [9] * 10
     fifo = train(small_run("simmatch", "gp", "train.steps=5"), tmp_path / "fifo")
     assert len(set(gp_facts(fifo)["class_counts"])) > 1
@@ -145,14 +110,9 @@ def test_a_balanced_buffer_is_in_balance_from_the_first_step_after_the_warm_up(
 def test_a_run_that_stops_before_its_buffer_is_filled_goes_on_to_the_same_end(
     tmp_path: Path,
 ) -> None:
-    class Impatient(Listener):
-        def step(self, step: int) -> None:
-            if step == 3:
-                os.kill(os.getpid(), signal.SIGINT)
-
     experiment = small_run("fixmatch", "similarity", "refiner.balanced=true", "train.steps=8")
     with pytest.raises(Stopped, match="stopped after step 4"):  # of the refiner's warm-up
-        train(experiment, tmp_path / "cut", listener=Impatient())
+        train(experiment, tmp_path / "cut", listener=StopAt(4))
     resumed = train(experiment, tmp_path / "cut", resume=True)
     assert resumed["results"] == train(experiment, tmp_path / "whole")["results"]
 
@@ -171,75 +131,50 @@ def test_a_translated_network_learns_the_same(tmp_path: Path) -> None:
         assert torch.allclose(weights.float(), translated[name].float(), atol=2e-3), name
 
 
-def test_a_loss_that_is_no_number_stops_the_run_with_advice(tmp_path: Path) -> None:
-    with pytest.raises(DivergedError, match=r"at step \d+ \(loss_x .*a lower train\.lr"):
-        train(small_run("fixmatch", "none", "train.lr=1e30", "train.warmup_steps=0"), tmp_path)
-
-
-def test_features_that_are_no_numbers_are_told_as_such_before_the_gp_sees_them(
-    tmp_path: Path,
-) -> None:
-    with pytest.raises(
-        DivergedError, match=r"features contain NaN or infinity at step \d+.*a lower train\.lr"
-    ):
-        train(small_run("fixmatch", "gp", "train.lr=1e30", "train.warmup_steps=0"), tmp_path)
-
-
 @pytest.mark.filterwarnings("ignore:invalid value encountered")
-def test_predictions_that_are_no_numbers_are_told_as_such(tmp_path: Path) -> None:
-    with pytest.raises(DivergedError, match="contain NaN or infinity"):
-        train(
-            small_run(
-                "fixmatch", "none", "train.lr=1e30", "train.warmup_steps=0", "train.eval_steps=1"
-            ),
-            tmp_path,
-        )
+@pytest.mark.parametrize(
+    ("refiner", "setting", "words"),
+    [
+        ("none", "train.eval_steps=10", r"at step \d+ \(loss_x .*a lower train\.lr"),
+        ("gp", "train.eval_steps=10", r"features contain NaN .* at step \d+.*a lower train\.lr"),
+        ("none", "train.eval_steps=1", "contain NaN or infinity"),  # of predictions
+    ],
+)
+def test_what_is_no_number_stops_the_run_with_advice(
+    refiner: str, setting: str, words: str, tmp_path: Path
+) -> None:
+    wild = ("train.lr=1e30", "train.warmup_steps=0", setting)
+    with pytest.raises(DivergedError, match=words):
+        train(small_run("fixmatch", refiner, *wild), tmp_path)
 
 
 def test_a_refiner_that_is_never_used_is_noted(tmp_path: Path) -> None:
     train(small_run("fixmatch", "gp", "train.steps=3", "refiner.warmup_steps=3"), tmp_path)
-    assert any(
-        "lower refiner.warmup_steps" in entry["message"] for entry in entries(tmp_path, "note")
-    )
+    messages = [entry["message"] for entry in entries(tmp_path, "note")]
+    assert any("lower refiner.warmup_steps" in message for message in messages)
 
 
 @pytest.mark.slow
 def test_ctrl_c_saves_and_the_run_goes_on_to_the_same_end(tmp_path: Path) -> None:
-    class Impatient(Listener):
-        def step(self, step: int) -> None:
-            if step == 11:
-                os.kill(os.getpid(), signal.SIGINT)
-
     with pytest.raises(Stopped, match="stopped after step 12 of 30"):
-        train(small_run(), tmp_path / "cut", listener=Impatient())
+        train(small_run(), tmp_path / "cut", listener=StopAt(12))
     assert read_checkpoint(RunFolder(tmp_path / "cut").last).state["step"] == 12
     assert json.loads(RunFolder(tmp_path / "cut").summary.read_text())["status"] == "stopped"
     train(small_run(), tmp_path / "cut", resume=True)
     train(small_run(), tmp_path / "whole")
     ours, theirs = (read_checkpoint(RunFolder(tmp_path / name).last) for name in ("cut", "whole"))
     networks = [name for name in ours.tensors if name.startswith(("model.", "average."))]
-    close = [
-        torch.allclose(ours.tensors[name], theirs.tensors[name], atol=1e-4) for name in networks
-    ]
-    assert all(close)
-
-
-@pytest.mark.slow
-def test_a_run_says_which_engine_its_gp_has(tmp_path: Path) -> None:
-    exact = gp_facts(train(small_run(), tmp_path / "exact"))
-    assert exact["engine"] == "exact"
-    assert "96 rows" in exact["engine_reason"]
-    shared = train(small_run("fixmatch", "gp", "refiner.engine=ensemble"), tmp_path / "shared")
-    assert gp_facts(shared)["engine"] == "ensemble"
-    assert gp_facts(shared)["engine_reason"] == "as configured"
+    for name in networks:
+        assert torch.allclose(ours.tensors[name], theirs.tensors[name], atol=1e-4), name
 
 
 def test_a_run_chooses_its_engine_by_the_memory_of_the_device_it_trains_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "semigpc.gp.exact._memory", lambda device: 2**36 if device is None else 2**15
-    )  # None: not told
+    def memory(device: object) -> int:
+        return 2**36 if device is None else 2**15  # None: not told
+
+    monkeypatch.setattr("semigpc.gp.exact._memory", memory)
     settings = ("refiner.engine.members=4", "refiner.eval_buffer=rebuilt", "train.steps=3")
     summary = train(small_run("fixmatch", "gp", *settings), tmp_path)
     assert gp_facts(summary)["engine"] == "ensemble"
@@ -254,10 +189,10 @@ def test_a_run_is_carried_by_any_engine(engine: str, tmp_path: Path) -> None:
     losses = {}
     options = {"exact": [], "ensemble": ["refiner.engine.members=3"], "matrix_free": []}
     for name in ("exact", engine):
-        summary = train(
-            small_run("simmatch", "gp", f"refiner.engine={name}", *options[name]), tmp_path / name
-        )
+        experiment = small_run("simmatch", "gp", f"refiner.engine={name}", *options[name])
+        summary = train(experiment, tmp_path / name)
         assert gp_facts(summary)["engine"] == name
+        assert gp_facts(summary)["engine_reason"] == "as configured"
         assert gp_facts(summary)["entries"] == 96, "the buffer is full"
         losses[name] = [entry["loss"] for entry in entries(tmp_path / name, "train")]
     assert losses[engine] == pytest.approx(losses["exact"], rel=0.05)
@@ -265,13 +200,7 @@ def test_a_run_is_carried_by_any_engine(engine: str, tmp_path: Path) -> None:
 
 def test_a_confidence_that_nothing_is_compared_with_is_noted(tmp_path: Path) -> None:
     for algorithm, expected in (("remixmatch", 1), ("fixmatch", 0)):
-        train(
-            small_run(algorithm, "gp", "refiner.confidence=expected", "train.steps=2"),
-            tmp_path / algorithm,
-        )
-        notes = [
-            entry
-            for entry in entries(tmp_path / algorithm, "note")
-            if "no effect" in entry["message"]
-        ]
-        assert len(notes) == expected
+        experiment = small_run(algorithm, "gp", "refiner.confidence=expected", "train.steps=2")
+        train(experiment, tmp_path / algorithm)
+        messages = [entry["message"] for entry in entries(tmp_path / algorithm, "note")]
+        assert sum("no effect" in message for message in messages) == expected

@@ -1,15 +1,12 @@
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from sklearn.metrics import balanced_accuracy_score, confusion_matrix, f1_score, precision_score
 
 from semigpc.gp.certainty import reliability
-from semigpc.training.metrics import (
-    Array,
-    PseudoLabelStats,
-    class_groups,
-    classification_metrics,
-)
+from semigpc.training.metrics import Array, PseudoLabelStats, class_groups, classification_metrics
 from semigpc.types import PseudoLabels
 
 GROUPS = {"many": [0, 1], "medium": [2], "few": [3]}
@@ -30,14 +27,12 @@ def test_metrics_agree_with_scikit_learn() -> None:
     assert figures["top1"] == pytest.approx((predicted == labels).mean())
     assert figures["balanced_accuracy"] == pytest.approx(balanced_accuracy_score(labels, predicted))
     assert figures["macro_f1"] == pytest.approx(f1_score(labels, predicted, average="macro"))
-    assert figures["macro_precision"] == pytest.approx(
-        precision_score(labels, predicted, average="macro")
-    )
+    precision = precision_score(labels, predicted, average="macro")
+    assert figures["macro_precision"] == pytest.approx(precision)
     assert np.array_equal(figures["confusion"], confusion_matrix(labels, predicted))
     assert figures["top5"] == 1  # of four classes
-    assert figures["groups"]["many"] == pytest.approx(
-        np.mean(np.array(figures["per_class_recall"][:2], float))
-    )
+    recall = np.array(figures["per_class_recall"], float)
+    assert figures["groups"]["many"] == pytest.approx(recall[:2].mean())
 
 
 def test_a_class_without_images_has_no_figure_and_does_not_count() -> None:
@@ -51,25 +46,18 @@ def test_a_class_without_images_has_no_figure_and_does_not_count() -> None:
 
 def test_top5_counts_the_five_largest() -> None:
     probs = np.tile(np.linspace(0.2, 0.01, 10), (10, 1))
-    assert classification_metrics(probs, np.arange(10), {"many": list(range(10))})[
-        "top5"
-    ] == pytest.approx(0.5)
+    figures = classification_metrics(probs, np.arange(10), {"many": list(range(10))})
+    assert figures["top5"] == pytest.approx(0.5)
 
 
 def test_groups_are_thirds_by_labels_then_by_unlabelled_images() -> None:
-    assert class_groups(np.array([1, 9, 5, 7, 3, 2])) == {
-        "many": [1, 3],
-        "medium": [2, 4],
-        "few": [0, 5],
-    }
-    assert class_groups(np.full(3, 4), np.array([1, 3, 2])) == {
-        "many": [1],
-        "medium": [2],
-        "few": [0],
-    }
-    assert class_groups(np.full(3, 4)) == {"many": [], "medium": [], "few": []}, (
-        "no class is rarer than another"
-    )
+    def groups(*counts: Any) -> list[list[int]]:
+        return list(class_groups(*map(np.array, counts)).values())
+
+    assert list(class_groups(np.array([1, 2, 3]))) == ["many", "medium", "few"]
+    assert groups([1, 9, 5, 7, 3, 2]) == [[1, 3], [2, 4], [0, 5]]
+    assert groups([4, 4, 4], [1, 3, 2]) == [[1], [2], [0]]
+    assert groups([4, 4, 4]) == [[], [], []], "no class is rarer than another"
 
 
 def test_pseudo_label_statistics_of_a_hand_made_window() -> None:
@@ -108,25 +96,19 @@ def test_calibration_errors_of_pseudo_labels_are_those_of_all_steps_taken_togeth
     truth = rng.integers(-1, 4, 50)
     stats, seen = PseudoLabelStats(4, truth), []
     for _ in range(3):
-        probs, mask, index = (
-            rng.dirichlet(np.full(4, 0.4), 40),
-            rng.random(40) < 0.6,
-            rng.integers(0, 50, 40),
-        )
-        stats.add(
-            PseudoLabels(torch.from_numpy(probs), torch.from_numpy(mask)), torch.from_numpy(index)
-        )
-        seen.append(
-            (probs.max(axis=1), probs.argmax(axis=1) == truth[index], truth[index] >= 0, mask)
-        )
+        probs = rng.dirichlet(np.full(4, 0.4), 40)
+        mask = rng.random(40) < 0.6
+        index = rng.integers(0, 50, 40)
+        pseudo = PseudoLabels(torch.from_numpy(probs), torch.from_numpy(mask))
+        stats.add(pseudo, torch.from_numpy(index))
+        true = truth[index]
+        seen.append((probs.max(axis=1), probs.argmax(axis=1) == true, true >= 0, mask))
     confidence, right, known, mask = (np.concatenate(parts) for parts in zip(*seen, strict=True))
     window = stats.flush()
     assert window is not None
     for error, rows in ((window["ece"], known & mask), (window["ece_all"], known)):
         assert error == pytest.approx(reliability(confidence[rows], right[rows], bins=15)[1])
-    assert window["ece"] != pytest.approx(window["ece_all"], abs=1e-3), (
-        "both rows of the window are the same"
-    )
+    assert window["ece"] != pytest.approx(window["ece_all"], abs=1e-3)
 
 
 def test_calibration_errors_are_none_where_nothing_was_accepted() -> None:

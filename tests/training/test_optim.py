@@ -4,6 +4,8 @@ import math
 
 import pytest
 import torch
+from torch import nn
+from torch.optim import Optimizer
 
 from semigpc.models import ModelConfig, build_model
 from semigpc.training import TrainConfig
@@ -15,6 +17,13 @@ from semigpc.training.optim import (
     update_average,
 )
 from semigpc.types import HeadSpec
+
+
+def by_name(model: nn.Module, optimizer: Optimizer, key: str) -> dict[str, float]:
+    """A setting of the groups of an optimiser, by parameter; each parameter is in one group."""
+    found = [(id(one), group[key]) for group in optimizer.param_groups for one in group["params"]]
+    assert sorted(one for one, _ in found) == sorted(map(id, model.parameters()))
+    return {name: dict(found)[id(one)] for name, one in model.named_parameters()}
 
 
 def test_the_rate_rises_linearly_and_falls_along_seven_sixteenths_of_a_cosine() -> None:
@@ -38,17 +47,11 @@ def test_a_constant_schedule_stays_after_the_warm_up() -> None:
 def test_layers_have_the_rates_of_the_recipe(
     lr: float, decay: float, stem: float, last: float
 ) -> None:
-    model = build_model(
-        ModelConfig(name="vit_tiny_patch2_32"), 10, {"projection": HeadSpec("projection", 8)}
-    )
+    heads = {"projection": HeadSpec("projection", 8)}
+    model = build_model(ModelConfig(name="vit_tiny_patch2_32"), 10, heads)
     config = TrainConfig(lr=lr, layer_decay=decay)
     optimizer = build_optimizer(model, config)
-    rates = {
-        id(parameter): group["base_lr"]
-        for group in optimizer.param_groups
-        for parameter in group["params"]
-    }
-    named = {name: rates[id(parameter)] for name, parameter in model.named_parameters()}
+    named = by_name(model, optimizer, "base_lr")
     assert named["backbone.patch_embed.proj.weight"] == pytest.approx(stem, rel=2e-3)
     assert named["backbone.blocks.11.attn.qkv.weight"] == pytest.approx(last)
     assert named["backbone.norm.weight"] == pytest.approx(last)
@@ -60,36 +63,20 @@ def test_layers_have_the_rates_of_the_recipe(
 
 def test_vectors_and_positions_are_not_decayed() -> None:
     model = build_model(ModelConfig(name="vit_tiny_patch2_32"), 10, {})
-    optimizer = build_optimizer(model, TrainConfig())
-    decay = {
-        id(parameter): group["weight_decay"]
-        for group in optimizer.param_groups
-        for parameter in group["params"]
-    }
-    named = {name: decay[id(parameter)] for name, parameter in model.named_parameters()}
+    named = by_name(model, build_optimizer(model, TrainConfig()), "weight_decay")
     assert named["backbone.blocks.0.mlp.fc1.weight"] == 5e-4
     assert named["backbone.blocks.0.mlp.fc1.bias"] == named["backbone.norm.weight"] == 0
     assert named["backbone.pos_embed"] == named["backbone.cls_token"] == 0
 
 
-def test_every_parameter_is_in_one_group() -> None:
-    model = build_model(ModelConfig(), 10, {"rotation": HeadSpec("linear", 4)})
-    grouped = [
-        id(p)
-        for group in build_optimizer(model, TrainConfig()).param_groups
-        for p in group["params"]
-    ]
-    assert sorted(grouped) == sorted(id(p) for p in model.parameters())
-
-
 def test_the_average_follows_parameters_and_copies_statistics() -> None:
-    linear, norm = torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2)
-    average = average_of(torch.nn.Sequential(linear, norm))
+    linear, norm = nn.Linear(3, 2), nn.BatchNorm1d(2)
+    average = average_of(nn.Sequential(linear, norm))
     before = average.state_dict()["0.weight"].clone()
     with torch.no_grad():
         linear.weight.add_(1)
         norm.running_mean = torch.full((2,), 5.0)
-    update_average(average, torch.nn.Sequential(linear, norm), 0.9)
+    update_average(average, nn.Sequential(linear, norm), 0.9)
     after = average.state_dict()
     assert torch.allclose(after["0.weight"], before + 0.1)
     assert torch.equal(after["1.running_mean"], torch.full((2,), 5.0))

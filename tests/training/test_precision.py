@@ -1,9 +1,8 @@
 """Mixed precision with a real gradient scaler on the CPU, and TF32."""
 
 import json
-import os
-import signal
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from semigpc.training.run_folder import RunFolder, read_checkpoint
 from semigpc.training.run_log import Listener
 from semigpc.training.state import DataCache, Trainer
 from semigpc.types import Clock
-from tests.training.small_runs import small_run
+from tests.training.small_runs import StopAt, small_run
 
 pytestmark = pytest.mark.filterwarnings("ignore:TF32 acceleration on top of oneDNN")
 STEPS = 20
@@ -36,19 +35,13 @@ def without_onednn() -> Iterator[None]:
 
 
 def fabric_of(experiment: Experiment, scale: float = 2.0**16) -> Fabric:
-    """A Fabric on the CPU that does with 16-mixed what it would do on a GPU, with a gradient scaler
-    of its own.
-    """
+    """A Fabric on the CPU that does with 16-mixed what it would do on a GPU."""
     precision = experiment.train.precision
     if precision != "16-mixed":
         return Fabric(accelerator="cpu", devices=1, precision=precision)
-    return Fabric(
-        accelerator="cpu",
-        devices=1,
-        plugins=MixedPrecision(
-            precision, "cpu", torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=5)
-        ),
-    )
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=5)
+    plugin = MixedPrecision(precision, "cpu", scaler)
+    return Fabric(accelerator="cpu", devices=1, plugins=plugin)
 
 
 @pytest.fixture
@@ -56,29 +49,20 @@ def scaled(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Let ``train`` use a gradient scaler that begins at a scale."""
 
     def use(scale: float) -> None:
-        monkeypatch.setattr(
-            "semigpc.training.loop.build_fabric", lambda experiment: fabric_of(experiment, scale)
-        )
+        build = partial(fabric_of, scale=scale)
+        monkeypatch.setattr("semigpc.training.loop.build_fabric", build)
 
     return use
 
 
 class Watched:
-    """A run whose steps are taken one by one; ``norms`` are those of the gradients that its
-    optimiser was given.
-    """
+    """A run that is stepped by hand; ``norms`` of the gradients that its optimiser was given."""
 
     def __init__(
-        self,
-        precision: Precision,
-        folder: Path,
-        *settings: str,
-        scale: float = 2.0**16,
-        refiner: str = "gp",
+        self, precision: Precision, folder: Path, *settings: str, scale: float = 2.0**16
     ) -> None:
-        self.experiment = small_run(
-            "fixmatch", refiner, f"train.precision={precision}", "train.lr=0.01", *settings
-        )
+        settings = (f"train.precision={precision}", "train.lr=0.01", *settings)
+        self.experiment = small_run("fixmatch", "gp", *settings)
         torch.manual_seed(0)
         fabric = fabric_of(self.experiment, scale)
         data = DataCache().run_data(self.experiment, fabric.device)
@@ -89,12 +73,9 @@ class Watched:
         bare.register_step_pre_hook(lambda *_: self.norms.append(self._norm()))
 
     def _norm(self) -> float:
-        gradients = [
-            parameter.grad
-            for parameter in self.trainer.model.parameters()
-            if parameter.grad is not None
-        ]
-        return float(torch.nn.utils.get_total_norm(gradients))
+        gradients = [parameter.grad for parameter in self.trainer.model.parameters()]
+        known = [gradient for gradient in gradients if gradient is not None]
+        return float(torch.nn.utils.get_total_norm(known))
 
     def steps(self, count: int) -> None:
         for step, batch in enumerate(islice(self.run.batches(0), count)):
@@ -103,9 +84,8 @@ class Watched:
 
     @property
     def weights(self) -> Tensor:
-        return torch.cat(
-            [parameter.detach().flatten() for parameter in self.trainer.model.parameters()]
-        ).clone()
+        parameters = self.trainer.model.parameters()
+        return torch.cat([parameter.detach().flatten() for parameter in parameters]).clone()
 
     @property
     def scale(self) -> float:
@@ -170,25 +150,18 @@ def test_all_precisions_end_near_each_other(tmp_path: Path) -> None:
 def test_a_resumed_run_has_the_scale_it_was_stopped_with(
     tmp_path: Path, scaled: Callable[[float], None]
 ) -> None:
-    class Impatient(Listener):
-        def step(self, step: int) -> None:
-            if step == 11:
-                os.kill(os.getpid(), signal.SIGINT)
-
     experiment = small_run("fixmatch", "none", "train.precision=16-mixed")
     scaled(2.0**30)
-    whole = train(experiment, tmp_path / "whole")
+    results = train(experiment, tmp_path / "whole")["results"]
     with pytest.raises(Stopped):
-        train(experiment, tmp_path / "cut", listener=Impatient())
+        train(experiment, tmp_path / "cut", listener=StopAt(12))
     stopped = read_checkpoint(RunFolder(tmp_path / "cut").last).state["precision"]
     assert stopped["scale"] < 2.0**30
-    assert train(experiment, tmp_path / "cut", resume=True)["results"] == whole["results"]
+    assert train(experiment, tmp_path / "cut", resume=True)["results"] == results
     ends = [read_checkpoint(RunFolder(tmp_path / name).last) for name in ("whole", "cut")]
     assert ends[0].state["precision"] == ends[1].state["precision"]
-    assert all(
-        torch.equal(value, ends[1].part("model")[name])
-        for name, value in ends[0].part("model").items()
-    )
+    whole, cut = (end.part("model") for end in ends)
+    assert all(torch.equal(value, cut[name]) for name, value in whole.items())
 
 
 def test_gradients_that_overflow_for_ever_stop_the_run(
@@ -197,9 +170,8 @@ def test_gradients_that_overflow_for_ever_stop_the_run(
     scaled(2.0**-8)
     backward = Fabric.backward
     monkeypatch.setattr(Fabric, "backward", lambda fabric, loss: backward(fabric, loss * torch.inf))
-    with pytest.raises(
-        DivergedError, match=r"gradients overflow at step 3 .*train\.precision=32-true"
-    ):
+    words = r"gradients overflow at step 3 .*train\.precision=32-true"
+    with pytest.raises(DivergedError, match=words):
         train(small_run("fixmatch", "none", "train.precision=16-mixed"), tmp_path)
 
 
@@ -220,11 +192,8 @@ def test_tf32_is_off_unless_it_is_set_and_stands_in_the_environment(
             seen.append((torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32))
 
     before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    train(
-        small_run("fixmatch", "gp", "train.steps=2", f"train.tf32={str(tf32).lower()}"),
-        tmp_path,
-        listener=Watching(),
-    )
+    settings = ("train.steps=2", f"train.tf32={str(tf32).lower()}")
+    train(small_run("fixmatch", "gp", *settings), tmp_path, listener=Watching())
     assert set(seen) == {(tf32, tf32)}
     assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == before
     environment = json.loads((tmp_path / "environment.json").read_text())

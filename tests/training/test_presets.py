@@ -1,7 +1,6 @@
 import pytest
 
 from semigpc.algorithms import ALGORITHMS
-from semigpc.io.errors import SettingsError
 from semigpc.refiners import REFINERS
 from semigpc.training.presets import RECIPES
 
@@ -19,13 +18,3 @@ def test_every_recipe_takes_every_algorithm_and_refiner(
         3,
     )
     assert experiment.data.split.unlabeled_ratio == 20
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"), [({"algorithm": "fixmach"}, "fixmatch"), ({"refiner": "pg"}, "gp")]
-)
-def test_a_misspelt_name_is_answered_with_the_nearest(
-    settings: dict[str, str], message: str
-) -> None:
-    with pytest.raises(SettingsError, match=f"did you mean '{message}'"):
-        RECIPES["digits"](**settings)

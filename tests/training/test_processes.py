@@ -1,8 +1,6 @@
 """Two processes do what one does."""
 
 import json
-import os
-import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ from torch import nn
 
 from semigpc.algorithms import ALGORITHMS
 from semigpc.io.errors import SettingsError
-from semigpc.training import Experiment, Listener, RunFolder, Stopped, train
+from semigpc.training import Experiment, RunFolder, Stopped, train
 from semigpc.training.processes import (
     _check_devices,
     _is_lost_connection,
@@ -24,15 +22,10 @@ from semigpc.training.processes import (
     synchronize_batch_norm,
 )
 from semigpc.training.run_folder import read_checkpoint
-from tests.training.small_runs import small_run
+from tests.training.small_runs import StopAt, entries, small_run
 from tests.training.together import WITHOUT_BATCH_NORM, run_all
 
-QUICK = (
-    "train.log_steps=1",
-    "train.eval_steps=50",
-    "train.checkpoint_steps=50",
-    *WITHOUT_BATCH_NORM,
-)
+SPARSE = ("train.log_steps=1", "train.eval_steps=50", "train.checkpoint_steps=50")
 LONG = 20
 SHORT = 8
 
@@ -40,14 +33,12 @@ SHORT = 8
 def experiment(algorithm: str, *settings: str) -> Experiment:
     """Fifteen rows, which two processes cannot share evenly."""
     steps = LONG if algorithm == "fixmatch" else SHORT
-    return small_run(
-        algorithm, "gp", *QUICK, "train.labeled_batch=15", f"train.steps={steps}", *settings
-    )
+    few = ("train.labeled_batch=15", f"train.steps={steps}")
+    return small_run(algorithm, "gp", *SPARSE, *WITHOUT_BATCH_NORM, *few, *settings)
 
 
 def losses(path: Path) -> list[float]:
-    entries = map(json.loads, RunFolder(path).metrics.read_text().splitlines())
-    return [entry["loss"] for entry in entries if entry["kind"] == "train"]
+    return [entry["loss"] for entry in entries(path, "train")]
 
 
 def assert_same_end(one: Path, two: Path, *, tolerance: float) -> None:
@@ -55,20 +46,11 @@ def assert_same_end(one: Path, two: Path, *, tolerance: float) -> None:
     ours, theirs = read_checkpoint(RunFolder(one).last), read_checkpoint(RunFolder(two).last)
     assert ours.tensors.keys() == theirs.tensors.keys()
     for name, value in ours.tensors.items():
+        other = theirs.tensors[name]
         if value.is_floating_point():
-            torch.testing.assert_close(
-                theirs.tensors[name], value, rtol=0, atol=tolerance, msg=name
-            )
+            torch.testing.assert_close(other, value, rtol=0, atol=tolerance, msg=name)
         elif "random" in name or "occupied" in name:
-            assert torch.equal(theirs.tensors[name], value), name
-
-
-class Impatient(Listener):
-    """Presses Ctrl-C after the fifth step."""
-
-    def step(self, step: int) -> None:
-        if step == 4:
-            os.kill(os.getpid(), signal.SIGINT)
+            assert torch.equal(other, value), name
 
 
 @pytest.mark.slow
@@ -112,7 +94,7 @@ def test_a_run_goes_on_with_another_number_of_processes(tmp_path: Path) -> None:
     plain = spread.to_plain()
     train(spread, tmp_path / "whole")
     with pytest.raises(Stopped, match="stopped after step 5 of 8"):
-        train(spread, tmp_path / "one_then_two", listener=Impatient())
+        train(spread, tmp_path / "one_then_two", listener=StopAt(5))
     jobs = [
         {"experiment": plain, "path": str(tmp_path / "two_then_one"), "stop_at": 5},
         {"experiment": plain, "path": str(tmp_path / "one_then_two"), "resume": True},
@@ -130,29 +112,24 @@ def test_a_run_goes_on_with_another_number_of_processes(tmp_path: Path) -> None:
 
 
 def test_batch_norm_is_synchronized_on_gpus_with_its_parameters_and_activations() -> None:
-    network = nn.Sequential(
-        nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.Sequential(BatchNormAct2d(4, act_layer=nn.Tanh))
-    )
+    deeper = nn.Sequential(BatchNormAct2d(4, act_layer=nn.Tanh))
+    network = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), deeper)
     before = network.state_dict()
     synchronize_batch_norm(network, torch.device("cuda"))
-    layers = [
-        layer for layer in network.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)
-    ]
+    kind = nn.modules.batchnorm._BatchNorm
+    layers = [layer for layer in network.modules() if isinstance(layer, kind)]
     assert len(layers) == 2
     assert all(isinstance(layer, nn.SyncBatchNorm) for layer in layers)
     assert isinstance(layers[1].act, nn.Tanh)
-    assert network.state_dict().keys() == before.keys()
-    assert all(
-        value.data_ptr() == before[name].data_ptr() for name, value in network.state_dict().items()
-    )
+    after = network.state_dict()
+    assert after.keys() == before.keys()
+    assert all(value.data_ptr() == before[name].data_ptr() for name, value in after.items())
 
 
 def test_batch_norm_on_a_cpu_is_rejected_with_what_to_do() -> None:
     synchronize_batch_norm(nn.Sequential(nn.LayerNorm(3)), torch.device("cpu"))
-    with pytest.raises(
-        SettingsError,
-        match=r"on GPUs only\. On a CPU train in one process.*model\.name=vit_tiny_patch2_32",
-    ):
+    words = r"on GPUs only\. On a CPU train in one process.*model\.name=vit_tiny_patch2_32"
+    with pytest.raises(SettingsError, match=words):
         synchronize_batch_norm(nn.Sequential(nn.BatchNorm2d(3)), torch.device("cpu"))
 
 
@@ -181,22 +158,22 @@ ECHO = RuntimeError("[third_party/gloo/transport/tcp/pair.cc:1] Connection close
 def test_the_message_names_the_process_that_ended() -> None:
     assert _is_lost_connection(ECHO)
     assert not _is_lost_connection(RuntimeError("disk"))
-    assert _loss_message(0, {1: 0, 2: -9}, ECHO).startswith(
-        "rank 2 was killed by SIGKILL, as the system does when memory runs out."
-    )
-    assert _loss_message(0, {1: 2}, ECHO).startswith(
-        "rank 1 ended with exit code 2; see its own message."
-    )
-    assert _loss_message(3, {}, ECHO).startswith(
-        "rank 3 lost the connection to another process, which has ended or does not"
-    )
+    for rank, codes, words in (
+        (
+            0,
+            {1: 0, 2: -9},
+            "rank 2 was killed by SIGKILL, as the system does when memory runs out.",
+        ),
+        (0, {1: 2}, "rank 1 ended with exit code 2; see its own message."),
+        (3, {}, "rank 3 lost the connection to another process, which has ended or does not"),
+    ):
+        assert _loss_message(rank, codes, ECHO).startswith(words)
 
 
 def test_more_processes_than_rows_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     _check_devices(experiment("fixmatch"), 15)
-    with pytest.raises(
-        SettingsError, match=r"has no row for each of 16\. Use at most 15 processes"
-    ):
+    words = r"has no row for each of 16\. Use at most 15 processes"
+    with pytest.raises(SettingsError, match=words):
         _check_devices(experiment("fixmatch"), 16)
     assert not has_rank()
     monkeypatch.setenv("RANK", "0")
@@ -212,8 +189,6 @@ def test_more_processes_than_rows_are_rejected(monkeypatch: pytest.MonkeyPatch) 
 def test_more_processes_than_gpus_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(
-        SettingsError,
-        match=r"devices=3 needs as many GPUs; this machine has 2\. Use at most 2\.",
-    ):
+    words = r"devices=3 needs as many GPUs; this machine has 2\. Use at most 2\."
+    with pytest.raises(SettingsError, match=words):
         _check_devices(experiment("fixmatch"), 3)

@@ -17,7 +17,7 @@ from semigpc.algorithms import ALGORITHMS
 from semigpc.io.errors import RunError
 from semigpc.training import Experiment, Listener, RunFolder, train
 from semigpc.training.run_folder import read_checkpoint
-from tests.training.small_runs import STEPS, small_run
+from tests.training.small_runs import STEPS, entries, small_run
 
 VICTIM = """
 import json, sys
@@ -37,9 +37,8 @@ def kill_at(step: int, experiment: Experiment, path: Path, tmp_path: Path) -> No
     script = tmp_path / "victim.py"
     script.write_text(VICTIM)
     command = [sys.executable, str(script), json.dumps(experiment.to_plain()), str(path)]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, start_new_session=True
-    ) as victim:
+    options: dict[str, Any] = {"text": True, "start_new_session": True}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, **options) as victim:
         assert victim.stdout is not None
         for line in victim.stdout:
             if int(line) == step:
@@ -50,17 +49,16 @@ def kill_at(step: int, experiment: Experiment, path: Path, tmp_path: Path) -> No
 
 def lines(path: Path) -> list[dict[str, Any]]:
     timing = ("steps_per_second", "data_wait_share")
-    entries = [json.loads(line) for line in RunFolder(path).metrics.read_text().splitlines()]
-    return [{key: value for key, value in entry.items() if key not in timing} for entry in entries]
+    return [
+        {key: value for key, value in entry.items() if key not in timing} for entry in entries(path)
+    ]
 
 
 def assert_same_end(one: Path, other: Path) -> None:
     ours, theirs = read_checkpoint(RunFolder(one).last), read_checkpoint(RunFolder(other).last)
     assert ours.tensors.keys() == theirs.tensors.keys()
-    different = [
-        name for name, value in ours.tensors.items() if not torch.equal(value, theirs.tensors[name])
-    ]
-    assert not different
+    for name, value in ours.tensors.items():
+        assert torch.equal(value, theirs.tensors[name]), name
     assert ours.state["step"] == theirs.state["step"] == STEPS
     assert lines(one) == lines(other)
 
@@ -83,14 +81,15 @@ def test_a_killed_process_resumes_to_the_same_bits(
 
 
 class Copier(Listener):
-    """Copies a run, as if it had been killed, in the step after its second checkpoint."""
+    """Copies a run to ``cutN``, as if it had been killed, in some steps."""
 
-    def __init__(self, run: Path) -> None:
+    def __init__(self, run: Path, *steps: int) -> None:
         self.run = run
+        self.steps = steps
 
     def step(self, step: int) -> None:
-        if step == 14:
-            shutil.copytree(self.run, self.run.with_name("killed"))
+        if step in self.steps:
+            shutil.copytree(self.run, self.run.with_name(f"cut{step}"))
 
 
 @pytest.mark.slow
@@ -98,10 +97,9 @@ class Copier(Listener):
 def test_an_interrupted_run_resumes_to_the_same_bits(algorithm: str, tmp_path: Path) -> None:
     experiment = small_run(algorithm, "gp")
     whole = tmp_path / "whole"
-    killed = tmp_path / "killed"
-    train(experiment, whole, listener=Copier(whole))
-    train(experiment, killed, resume=True)
-    assert_same_end(killed, whole)
+    train(experiment, whole, listener=Copier(whole, 14))  # the step after its second checkpoint
+    train(experiment, tmp_path / "cut14", resume=True)
+    assert_same_end(tmp_path / "cut14", whole)
 
 
 @pytest.mark.slow
@@ -113,28 +111,17 @@ def test_a_run_whose_scales_change_on_both_sides_of_the_break_ends_the_same(
     monkeypatch.setattr("semigpc.refiners.tuning.TUNING_STEPS", 6)
     experiment = small_run("fixmatch", "gp", f"refiner.engine={engine}")
     whole = tmp_path / "whole"
-    killed = tmp_path / "killed"
-    train(experiment, whole, listener=Copier(whole))
+    killed = tmp_path / "cut14"
+    train(experiment, whole, listener=Copier(whole, 14))
     scales = {
         entry["step"]: (entry["length_scale"], entry["logit_scale"])
-        for entry in lines(whole)
-        if entry["kind"] == "train"
+        for entry in entries(whole, "train")
     }
     assert len({found for step, found in scales.items() if step <= 12}) > 1
     assert len({found for step, found in scales.items() if step > 12}) > 1
     assert read_checkpoint(RunFolder(killed).last).state["step"] == 14
     train(experiment, killed, resume=True)
     assert_same_end(killed, whole)
-
-
-@pytest.mark.nightly
-def test_the_number_of_workers_changes_nothing(tmp_path: Path) -> None:
-    train(small_run("simmatch", "none"), tmp_path / "none")
-    train(small_run("simmatch", "none", "train.workers=2"), tmp_path / "two")
-    ours, theirs = (
-        read_checkpoint(RunFolder(tmp_path / name).last).part("model") for name in ("none", "two")
-    )
-    assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
 
 
 @pytest.mark.slow

@@ -4,131 +4,114 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from semigpc.data import Splits, arrays, folder
+from semigpc.data import Splits, arrays
+from semigpc.data import folder as image_folder
 from semigpc.io.atomic import sealed
 from semigpc.io.errors import RunError
 from semigpc.training.run_folder import RunFolder, read_run
 from tests.data.samples import random_image
 from tests.report.synthetic import write_run
-from tests.training.small_runs import small_run
+from tests.training.small_runs import entries, small_run
 
 
-def append(folder: Path, *entries: dict[str, Any]) -> None:
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_run(tmp_path / "run", n_classes=5)
+    return tmp_path / "run"
+
+
+def test_a_step_measured_again_after_a_resume_counts_once(folder: Path) -> None:
+    before = read_run(folder)
     with (folder / "metrics.jsonl").open("a") as lines:
-        lines.writelines(json.dumps(entry) + "\n" for entry in entries)
-
-
-def test_a_step_measured_again_after_a_resume_counts_once(tmp_path: Path) -> None:
-    write_run(tmp_path / "run", n_classes=5)
-    before = read_run(tmp_path / "run")
-    append(tmp_path / "run", {"kind": "train", "step": 400, "loss": 123.0})
-    after = read_run(tmp_path / "run")
-    assert len(after.train) == len(before.train)
+        lines.write('{"kind": "train", "step": 400, "loss": 123.0}\n')
+    after = read_run(folder)
     assert [entry["loss"] for entry in after.train if entry["step"] == 400] == [123.0]
-    assert [entry["step"] for entry in after.train] == sorted(
-        entry["step"] for entry in after.train
-    )
+    steps = [[entry["step"] for entry in run.train] for run in (before, after)]
+    assert steps[1] == sorted(steps[0])
 
 
-def test_only_the_newest_matrix_of_each_head_and_part_is_kept(tmp_path: Path) -> None:
-    write_run(tmp_path / "run", n_classes=5)
-    kept = [
-        (entry["part"], entry["head"], entry["step"])
-        for entry in read_run(tmp_path / "run").evals
-        if "confusion" in entry
-    ]
-    assert sorted(kept) == [
-        (part, head, 2000) for part in ("test", "validation") for head in ("gp", "linear")
-    ]
-    assert not any("confusion" in entry for entry in read_run(tmp_path / "run", bulky=False).evals)
+def test_only_the_newest_matrix_of_each_head_and_part_is_kept(folder: Path) -> None:
+    kept = [entry for entry in read_run(folder).evals if "confusion" in entry]
+    newest = [(part, head, 2000) for part in ("test", "validation") for head in ("gp", "linear")]
+    assert sorted((entry["part"], entry["head"], entry["step"]) for entry in kept) == newest
+    assert not any("confusion" in entry for entry in read_run(folder, bulky=False).evals)
 
 
-def test_a_whole_line_of_another_shape_is_left_out_too(tmp_path: Path) -> None:
-    write_run(tmp_path / "run", n_classes=5)
-    (tmp_path / "run" / "metrics.jsonl").write_text(
-        '[1]\n\n{"kind": "train"}\n{"kind": "train", "step": 3, "loss": 1.0}\n'
-    )
-    run = read_run(tmp_path / "run")
+def test_a_whole_line_of_another_shape_is_left_out_too(folder: Path) -> None:
+    lines = '[1]\n\n{"kind": "train"}\n{"kind": "train", "step": 3, "loss": 1.0}\n'
+    (folder / "metrics.jsonl").write_text(lines)
+    run = read_run(folder)
     assert [entry["step"] for entry in run.train] == [3]
     (problem,) = run.problems
     assert "2 unreadable lines" in problem
 
 
 def test_the_headline_is_of_the_best_step_and_else_of_the_last_with_its_matrix(
-    tmp_path: Path,
+    folder: Path,
 ) -> None:
-    summary = write_run(tmp_path / "run", n_classes=5)
-    results = summary["results"]
-    headline = read_run(tmp_path / "run").headline()
+    summary = json.loads((folder / "summary.json").read_text())
+    last = summary["results"]["last"]
+    headline = read_run(folder).headline()
     assert headline is not None
-    assert headline["step"] == results["best_on_validation"]["step"] < results["last"]["step"]
-    last = {key: value for key, value in results["last"].items() if key != "confusion"}
-    summary["results"] = {"last": {**last, "top1": 0.125}}
-    (tmp_path / "run" / "summary.json").write_text(json.dumps(summary))
-    headline = read_run(tmp_path / "run").headline()
+    assert headline["step"] == summary["results"]["best_on_validation"]["step"] < last["step"]
+    del last["confusion"]
+    summary["results"] = {"last": last | {"top1": 0.125}}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    headline = read_run(folder).headline()
     assert headline is not None
     assert headline["top1"] == 0.125
     assert "confusion" in headline
 
 
-def test_without_a_split_classes_are_numbered(tmp_path: Path) -> None:
-    write_run(tmp_path / "run", n_classes=5)
-    (tmp_path / "run" / "split.json").unlink()
-    run = read_run(tmp_path / "run")
+def test_without_a_split_classes_are_numbered(folder: Path) -> None:
+    (folder / "split.json").unlink()
+    run = read_run(folder)
     assert run.class_names == ["0", "1", "2", "3", "4"]
     assert run.order.tolist() == [0, 1, 2, 3, 4]
 
 
-def test_an_interrupted_run_stands_for_the_best_of_its_evaluations(tmp_path: Path) -> None:
-    write_run(tmp_path / "run", n_classes=5)
-    (tmp_path / "run" / "summary.json").unlink()
-    assert read_run(tmp_path / "run").standing.head == "linear"
-    metrics = tmp_path / "run" / "metrics.jsonl"
-    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+def test_an_interrupted_run_stands_for_the_best_of_its_evaluations(folder: Path) -> None:
+    (folder / "summary.json").unlink()
+    assert read_run(folder).standing.head == "linear"
+    lines = entries(folder)
     for line in lines:
         if line["kind"] == "eval":
             best = line["step"] == 600
             line["judged"] = line["head"] == ("gp" if best else "linear")
             line["balanced_accuracy"] = 0.9 if best else 0.5
-    metrics.write_text("\n".join(json.dumps(line) for line in lines))
-    run = read_run(tmp_path / "run")
+    (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    run = read_run(folder)
     assert run.standing == ("best", 600, "gp")
     headline = run.headline()
     assert headline is not None
     assert (headline["step"], headline["head"]) == (2000, "linear")
 
 
-def test_the_summary_names_the_head_also_where_nothing_was_evaluated(tmp_path: Path) -> None:
-    summary = write_run(tmp_path / "run", n_classes=5)
-    changed = summary | {"head": "gp", "results": {}}
-    (tmp_path / "run" / "summary.json").write_text(json.dumps(changed))
-    assert read_run(tmp_path / "run").standing.head == "gp"
+def test_the_summary_names_the_head_also_where_nothing_was_evaluated(folder: Path) -> None:
+    summary = json.loads((folder / "summary.json").read_text())
+    (folder / "summary.json").write_text(json.dumps(summary | {"head": "gp", "results": {}}))
+    assert read_run(folder).standing.head == "gp"
 
 
-@pytest.mark.parametrize("edited", [False, True])
 def test_an_edited_summary_is_shown_with_a_warning_and_rejected_by_the_strict_reader(
-    tmp_path: Path, edited: bool
+    folder: Path,
 ) -> None:
-    folder = RunFolder(tmp_path / "run")
-    summary = sealed(write_run(folder.path, n_classes=5) | {"files": {}})
-    if edited:
-        summary["seconds"] = 1.0
-    folder.summary.write_text(json.dumps(summary))
-    run = read_run(folder.path)
-    assert run.summary["seconds"] == summary["seconds"]
-    if not edited:
-        assert run.problems == []
-        assert folder.read_summary()["seconds"] == summary["seconds"]
-        return
+    path = folder / "summary.json"
+    summary = sealed(json.loads(path.read_text()) | {"files": {}})
+    path.write_text(json.dumps(summary))
+    assert read_run(folder).problems == []
+    assert RunFolder(folder).read_summary()["seconds"] == summary["seconds"] != 1.0
+    path.write_text(json.dumps(summary | {"seconds": 1.0}))
+    run = read_run(folder)
+    assert run.summary["seconds"] == 1.0
     (problem,) = run.problems
     assert "sha256" in problem
     with pytest.raises(RunError, match="sha256"):
-        folder.read_summary()
+        RunFolder(folder).read_summary()
 
 
 def folder_of_images(root: Path, seed: int) -> Splits:
@@ -139,7 +122,7 @@ def folder_of_images(root: Path, seed: int) -> Splits:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         image.save(root / f"{name}.bmp")
         os.utime(root / f"{name}.bmp", ns=(0, 0))
-    return folder.load(folder.FolderConfig(root=str(root)), seed=0)
+    return image_folder.load(image_folder.FolderConfig(root=str(root)), seed=0)
 
 
 def array_of_images(root: Path, seed: int) -> Splits:

@@ -23,7 +23,7 @@ from semigpc.training.run_log import (
     collapsed_classes,
 )
 from semigpc.types import Batch, PseudoLabels, StepOutput
-from tests.training.small_runs import small_run
+from tests.training.small_runs import entries, small_run
 
 LABELED = np.full(10, 4)
 ROWS = 64  # pseudo-labels a step
@@ -37,24 +37,17 @@ def long_tail(ratio: float, n_classes: int = 10) -> Array:
 
 def balanced_splits() -> Splits:
     labels = np.repeat(np.arange(10), LABELED)
-    images, names = (
-        ArrayImages(np.zeros((len(labels), 1, 1, 3), dtype=np.uint8)),
-        [str(i) for i in range(len(labels))],
-    )
-    unlabeled = ImageSet(images, np.full(len(labels), -1), names)
-    labeled = ImageSet(images, labels, names)
-    return Splits(
-        labeled=labeled,
-        unlabeled=unlabeled,
-        unlabeled_truth=labels,
-        class_names=tuple("abcdefghij"),
-    )
+    images = ArrayImages(np.zeros((len(labels), 1, 1, 3), dtype=np.uint8))
+    file_names = [str(i) for i in range(len(labels))]
+    unlabeled = ImageSet(images, np.full(len(labels), -1), file_names)
+    labeled = ImageSet(images, labels, file_names)
+    names = tuple("abcdefghij")
+    return Splits(labeled=labeled, unlabeled=unlabeled, unlabeled_truth=labels, class_names=names)
 
 
 def checks(algorithm: str = "fixmatch", refiner: str = "gp", **fixed: Any) -> PseudoLabelChecks:
-    settings = [
-        f"refiner.{name}={scale}" for name, scale in {**SCALES, **fixed}.items() if refiner == "gp"
-    ]
+    scales = SCALES | fixed if refiner == "gp" else {}
+    settings = [f"refiner.{name}={scale}" for name, scale in scales.items()]
     return PseudoLabelChecks(small_run(algorithm, refiner, *settings), balanced_splits())
 
 
@@ -189,29 +182,18 @@ def test_a_run_notes_once_that_its_gp_accepts_nothing_also_when_it_is_resumed(
                 raise InterruptedError
 
     monkeypatch.setattr("semigpc.training.run_log.CHECK_STEPS", 8)
-    useless = (
-        "refiner.length_scale=1e-3",
-        "refiner.logit_scale=7",
-        "train.steps=22",
-        "train.eval_steps=22",
-        "train.checkpoint_steps=7",
-    )
-    experiment = small_run("fixmatch", "gp", *useless)
+    useless = ("refiner.length_scale=1e-3", "refiner.logit_scale=7")
+    steps = ("train.steps=22", "train.eval_steps=22", "train.checkpoint_steps=7")
+    experiment = small_run("fixmatch", "gp", *useless, *steps)
     for at in (9, 16):  # resumed from step 7, before the note, and from step 14, after it
         with pytest.raises(InterruptedError):
             train(experiment, tmp_path, resume=True, listener=Killed(at))
     train(experiment, tmp_path, resume=True)
-    lines = [json.loads(line) for line in RunFolder(tmp_path).metrics.read_text().splitlines()]
-    about = [
-        line
-        for line in lines
-        if line["kind"] == "note" and "Fewer than 1 in 1000" in line["message"]
-    ]
-    assert [line["step"] for line in about] == [12], "4 steps of warm-up, then 8 without a label"
-    assert not any("far from" in line["message"] for line in lines if line["kind"] == "note"), (
-        "no label, no class"
-    )
-    trained = [line for line in lines if line["kind"] == "train"]
+    noted = entries(tmp_path, "note")
+    about = [line["step"] for line in noted if "Fewer than 1 in 1000" in line["message"]]
+    assert about == [12], "4 steps of warm-up, then 8 without a label"
+    assert not any("far from" in line["message"] for line in noted), "no label, no class"
+    trained = entries(tmp_path, "train")
     assert {(line["length_scale"], line["logit_scale"]) for line in trained} == {(1e-3, 7.0)}
 
 
@@ -227,11 +209,7 @@ def test_scales_that_are_tensors_are_logged_as_they_are_and_not_as_means(
         pseudo = PseudoLabels(torch.full((4, 10), 0.1), torch.ones(4))
         journal.record(0, StepOutput(torch.tensor(loss), {}, pseudo), batch, rate=0.1, waited=0.0)
     journal.log(2)
-    line = json.loads(RunFolder(tmp_path).metrics.read_text().splitlines()[0])
-    assert (line["kind"], line["loss"], line["length_scale"], line["logit_scale"]) == (
-        "train",
-        1.5,
-        0.25,
-        12.0,
-    )
+    line = entries(tmp_path)[0]
+    assert (line["kind"], line["loss"]) == ("train", 1.5)
+    assert (line["length_scale"], line["logit_scale"]) == (0.25, 12.0)
     assert scales == {"length_scale": torch.tensor(0.25), "logit_scale": 12.0}

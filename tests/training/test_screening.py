@@ -16,8 +16,7 @@ from semigpc.training import Experiment, train
 from semigpc.training.evaluate import SAMPLE_IMAGES, _sample, in_class_auroc
 from semigpc.training.inference import load_run
 from semigpc.training.run_folder import read_run
-from tests.training.small_runs import small_run
-from tests.training.test_loop import entries
+from tests.training.small_runs import entries, small_run
 
 
 def digits_with_strangers(
@@ -32,17 +31,11 @@ def digits_with_strangers(
     outside = labels[rest] >= 5
     extra = {"unlabeled_out": outside} if marked else {}
     path = folder / "strangers.npz"
-    np.savez(
-        path,
-        allow_pickle=False,
-        x_labeled=pixels[labelled],
-        y_labeled=labels[labelled],
-        x_unlabeled=pixels[rest],
-        y_unlabeled_truth=np.where(outside, -1, labels[rest]),
-        x_test=pixels[judged],
-        y_test=labels[judged],
-        **extra,
-    )
+    parts = {"labeled": labelled, "test": judged}
+    arrays = {f"x_{name}": pixels[rows] for name, rows in (parts | {"unlabeled": rest}).items()}
+    arrays |= {f"y_{name}": labels[rows] for name, rows in parts.items()}
+    truth = np.where(outside, -1, labels[rest])
+    np.savez(path, allow_pickle=False, y_unlabeled_truth=truth, **arrays, **extra)
     return replace(small_run("fixmatch", refiner, *settings), data=ArraysConfig(path=str(path)))
 
 
@@ -50,15 +43,8 @@ def slow_auroc(folder: Path, data: Any) -> float:
     """Of the variance by the last checkpoint's network and GP, pair by pair."""
     run = load_run(folder, "last")
     assert run.gp is not None
-    pixels = (
-        torch.from_numpy(data["x_unlabeled"])
-        .float()
-        .div(255)
-        .sub(0.5)
-        .div(0.5)
-        .unsqueeze(1)
-        .expand(-1, 3, -1, -1)
-    )
+    grey = (torch.from_numpy(data["x_unlabeled"]).float() / 255 - 0.5) / 0.5
+    pixels = grey.unsqueeze(1).expand(-1, 3, -1, -1)
     with torch.no_grad():
         variance = run.gp.engine.variance(run.gp.placement.features(run.network(pixels)))
     pairs = variance[~data["unlabeled_out"]].unsqueeze(1) < variance[data["unlabeled_out"]]
@@ -67,21 +53,16 @@ def slow_auroc(folder: Path, data: Any) -> float:
 
 @pytest.mark.slow
 def test_every_evaluation_says_how_well_strangers_are_told_apart(tmp_path: Path) -> None:
-    experiment = digits_with_strangers(
-        tmp_path, "train.eval_batch=64", "refiner.confidence=variance"
-    )
-    train(experiment, tmp_path / "run")
+    settings = ("train.eval_batch=64", "refiner.confidence=variance")
+    train(digits_with_strangers(tmp_path, *settings), tmp_path / "run")
     found = entries(tmp_path / "run", "screening")
     assert [entry["step"] for entry in found] == [10, 20, 30]
     last = found[-1]
-    assert {key for key in last if key.startswith("auroc_")} == {
-        f"auroc_{name}" for name in ("linear", "max_softmax", "variance", "expected")
-    }
+    scores = {key.removeprefix("auroc_") for key in last if key.startswith("auroc_")}
+    assert scores == {"linear", "max_softmax", "variance", "expected"}
     data = np.load(tmp_path / "strangers.npz")
-    assert (last["n_in"], last["n_out"]) == (
-        int((~data["unlabeled_out"]).sum()),
-        int(data["unlabeled_out"].sum()),
-    )
+    outside = data["unlabeled_out"]
+    assert (last["n_in"], last["n_out"]) == ((~outside).sum(), outside.sum())
     assert last["auroc_variance"] == pytest.approx(slow_auroc(tmp_path / "run", data), abs=1e-3)
     run = read_run(tmp_path / "run")
     assert run.screening[-1] == last
@@ -90,10 +71,8 @@ def test_every_evaluation_says_how_well_strangers_are_told_apart(tmp_path: Path)
     assert f"{last['auroc_variance']:.3f}" in page
     table = screening_table(last)
     assert [len(column._cells) for column in table.columns] == [4, 4]
-    assert (
-        table.caption
-        == f"{last['n_in']} unlabelled images of the classes, {last['n_out']} of none, step 30"
-    )
+    caption = f"{last['n_in']} unlabelled images of the classes, {last['n_out']} of none, step 30"
+    assert table.caption == caption
 
 
 def test_without_a_gp_only_the_network_is_asked(tmp_path: Path) -> None:
@@ -114,9 +93,8 @@ def test_screening_draws_nothing_that_training_would(tmp_path: Path) -> None:
     """The same losses with it and without."""
     losses: list[list[Any]] = []
     for marked in (True, False):
-        experiment = digits_with_strangers(
-            tmp_path, "train.steps=12", "train.eval_steps=4", marked=marked
-        )
+        steps = ("train.steps=12", "train.eval_steps=4")
+        experiment = digits_with_strangers(tmp_path, *steps, marked=marked)
         before = torch.get_rng_state()
         train(experiment, tmp_path / f"run_{marked}")
         assert torch.equal(torch.get_rng_state(), before)
@@ -126,11 +104,8 @@ def test_screening_draws_nothing_that_training_would(tmp_path: Path) -> None:
 
 def test_the_auroc_is_the_chance_that_one_of_the_classes_scores_higher() -> None:
     outside = np.array([True, False, False, True])
-    scores = {
-        "good": np.array([0.1, 0.5, 0.9, 0.2]),
-        "none": np.ones(4),
-        "half": np.array([0.3, 0.5, 0.1, 0.3]),
-    }
+    good, half = np.array([0.1, 0.5, 0.9, 0.2]), np.array([0.3, 0.5, 0.1, 0.3])
+    scores = {"good": good, "none": np.ones(4), "half": half}
     assert in_class_auroc(scores, outside) == {"good": 1.0, "none": 0.5, "half": 0.5}
 
 

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from semigpc.addons import ADDONS
 from semigpc.algorithms import ALGORITHMS
+from semigpc.training import Experiment
 from semigpc.training.loop import Interrupt, Run, take_step
 from semigpc.training.run_folder import RunFolder
 from semigpc.training.run_log import Listener, RunLog
@@ -25,18 +26,14 @@ from tests.training.small_runs import small_run
 BUDGET = {"exact": 6, "ensemble": 8}
 COPIES = {"exact": 4, "ensemble": 7}
 SMALL_BYTES = 1024
-ROWS, BATCH, COUNTED = (
-    256,
-    8,
-    8,
-)  # 32 steps to fill; landmarks are chosen whenever the rows have doubled
+ROWS = 256  # 32 steps to fill; landmarks are chosen whenever the rows have doubled
+BATCH = 8
+COUNTED = 8
 
 
 @dataclass(frozen=True)
 class Step:
-    """What one step waits for and copies, after its ``batch`` was copied; ``tensors`` is how many
-    that has.
-    """
+    """What one step waits for and copies, after its ``batch`` of ``tensors`` was copied."""
 
     waits: Counter[tuple[str, str]]
     copies: list[Copy]
@@ -44,35 +41,18 @@ class Step:
     tensors: int
 
 
-def steps_of(
-    gpu: PretendDevice,
-    algorithm: str,
-    engine: str,
-    folder: Path,
-    *settings: str,
-    addon: str = "none",
-) -> Iterator[Step]:
-    """The steps of a run as training/loop.py takes them, without logging, evaluation and
-    checkpoints.
-    """
-    refiner = (
-        ["refiner.warmup_steps=0", f"refiner.buffer_size={ROWS}", f"refiner.engine={engine}"]
-        if engine != "none"
-        else []
-    )
-    if engine == "ensemble":
-        refiner.append("refiner.engine.members=2")
-    schedule = [
-        f"train.labeled_batch={BATCH}",
-        "train.epoch_steps=3",
-        "train.steps=120",
-        "train.ema=0.999",
-        "train.workers=0",
-    ]
-    experiment = small_run(
-        algorithm, "none" if engine == "none" else "gp", *schedule, *refiner, *settings
-    )
-    experiment = replace(experiment, addon=ADDONS[addon].config())
+def experiment_of(algorithm: str, engine: str, *settings: str) -> Experiment:
+    schedule = ("train.epoch_steps=3", "train.steps=120", "train.ema=0.999", "train.workers=0")
+    batch = f"train.labeled_batch={BATCH}"
+    if engine == "none":
+        return small_run(algorithm, "none", batch, *schedule, *settings)
+    gp = ["refiner.warmup_steps=0", f"refiner.buffer_size={ROWS}", f"refiner.engine={engine}"]
+    gp += ["refiner.engine.members=2"] if engine == "ensemble" else []
+    return small_run(algorithm, "gp", batch, *schedule, *gp, *settings)
+
+
+def steps_of(gpu: PretendDevice, experiment: Experiment, folder: Path) -> Iterator[Step]:
+    """The steps of training/loop.py, without logging, evaluation and checkpoints."""
     fabric = build_fabric(experiment)
     torch.manual_seed(0)
     data = DataCache().run_data(experiment, fabric.device)
@@ -101,12 +81,9 @@ def waits_of(steps: list[Step]) -> Counter[tuple[str, str]]:
 def test_a_step_with_a_gp_stays_within_its_budget(
     algorithm: str, engine: str, gpu: PretendDevice, tmp_path: Path
 ) -> None:
-    steps = steps_of(gpu, algorithm, engine, tmp_path)
-    for phase in (
-        islice(steps, ROWS // BATCH),
-        islice(steps, COUNTED),
-    ):  # while the buffer fills, and full
-        counted = list(phase)
+    steps = steps_of(gpu, experiment_of(algorithm, engine), tmp_path)
+    for taken in (ROWS // BATCH, COUNTED):  # while the buffer fills, and full
+        counted = list(islice(steps, taken))
         waits = waits_of(counted)
         assert waits.total() <= BUDGET[engine] * len(counted), waits.most_common()
 
@@ -122,7 +99,7 @@ def test_a_step_with_a_gp_stays_within_its_budget(
 def test_other_uses_of_the_gp_stay_within_it_too(
     algorithm: str, setting: str, gpu: PretendDevice, tmp_path: Path
 ) -> None:
-    steps = steps_of(gpu, algorithm, "exact", tmp_path, setting)
+    steps = steps_of(gpu, experiment_of(algorithm, "exact", setting), tmp_path)
     counted = list(islice(steps, ROWS // BATCH, ROWS // BATCH + COUNTED))
     waits = waits_of(counted)
     assert waits.total() <= BUDGET["exact"] * len(counted), waits.most_common()
@@ -132,12 +109,10 @@ def test_other_uses_of_the_gp_stay_within_it_too(
 def test_a_step_without_a_refiner_waits_for_its_loss_alone(
     algorithm: str, gpu: PretendDevice, tmp_path: Path
 ) -> None:
-    for step in islice(
-        steps_of(gpu, algorithm, "none", tmp_path), 1, 8
-    ):  # the first copies the true labels to count with
-        assert [where.partition(":")[0] for _, where in step.waits.elements()] == [
-            "training/loop.py"
-        ]
+    steps = steps_of(gpu, experiment_of(algorithm, "none"), tmp_path)
+    for step in islice(steps, 1, 8):  # the first copies the true labels to count with
+        ((_, where),) = step.waits.elements()
+        assert where.startswith("training/loop.py:")
 
 
 @pytest.mark.slow
@@ -148,7 +123,7 @@ def test_class_prior_and_balance_cost_no_synchronisation(
     settings: tuple[str, ...], gpu: PretendDevice, tmp_path: Path
 ) -> None:
     plain, other = (
-        list(islice(steps_of(gpu, "fixmatch", "exact", tmp_path, *each), 8, 12))
+        list(islice(steps_of(gpu, experiment_of("fixmatch", "exact", *each), tmp_path), 8, 12))
         for each in (("refiner.class_prior=none",), settings)
     )
     assert waits_of(other).total() <= waits_of(plain).total()
@@ -157,12 +132,10 @@ def test_class_prior_and_balance_cost_no_synchronisation(
 def test_scales_that_follow_the_features_wait_at_a_look_alone(
     gpu: PretendDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There once for l, and once to check the views; what a rebuild of the engine waits for comes
-    on top, where l changes.
-    """
+    """Once for l and once to check the views, and for a rebuild of the engine where l changes."""
     monkeypatch.setattr("semigpc.refiners.tuning.TUNING_STEPS", 4)  # looks at steps 1, 5, 9
     fixed, auto = (
-        list(islice(steps_of(gpu, "fixmatch", "exact", tmp_path, *each), 10))
+        list(islice(steps_of(gpu, experiment_of("fixmatch", "exact", *each), tmp_path), 10))
         for each in (("refiner.length_scale=0.3", "refiner.logit_scale=11"), ())
     )
     more = [tuned.waits - plain.waits for plain, tuned in zip(fixed, auto, strict=True)]
@@ -179,7 +152,8 @@ def test_scales_that_follow_the_features_wait_at_a_look_alone(
     ["daso", "saw", "abc", "debiaspl", "effective_number", "logit_adjustment", "crest_plus"],
 )
 def test_add_ons_wait_for_nothing(addon: str, gpu: PretendDevice, tmp_path: Path) -> None:
-    steps = steps_of(gpu, "fixmatch", "none", tmp_path, addon=addon)
+    experiment = replace(experiment_of("fixmatch", "none"), addon=ADDONS[addon].config())
+    steps = steps_of(gpu, experiment, tmp_path)
     counted = list(islice(steps, 10, 12))  # no first step of an epoch, in which SAW counts
     assert waits_of(counted).total() == len(counted), waits_of(counted)
 
@@ -191,7 +165,7 @@ def test_add_ons_wait_for_nothing(addon: str, gpu: PretendDevice, tmp_path: Path
 def test_each_tensor_of_a_batch_is_copied_once_from_pinned_memory(
     algorithm: str, gpu: PretendDevice, tmp_path: Path
 ) -> None:
-    for step in islice(steps_of(gpu, algorithm, "none", tmp_path), 1, 3):
+    for step in islice(steps_of(gpu, experiment_of(algorithm, "none"), tmp_path), 1, 3):
         assert len(step.batch) == step.tensors
         assert all(copy.non_blocking and copy.pinned for copy in step.batch), step.batch
         assert all(copy.non_blocking for copy in step.copies)
@@ -203,7 +177,7 @@ def test_each_tensor_of_a_batch_is_copied_once_from_pinned_memory(
 def test_a_gp_copies_only_slots_and_class_shares(
     engine: str, gpu: PretendDevice, tmp_path: Path
 ) -> None:
-    steps = steps_of(gpu, "fixmatch", engine, tmp_path)
+    steps = steps_of(gpu, experiment_of("fixmatch", engine), tmp_path)
     for step in islice(steps, ROWS // BATCH, ROWS // BATCH + 3):
         assert len(step.copies) <= COPIES[engine], step.copies
         assert all(copy.non_blocking for copy in step.copies)

@@ -1,14 +1,10 @@
-"""Two processes on gloo that run several jobs in one start: importing torch twice is the largest
-cost of such a test.
-"""
+"""Two processes on gloo that run several jobs in one start, since importing torch is slow."""
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,48 +15,25 @@ SECONDS = 500  # time limit on a busy machine; on a quiet one it takes a tenth
 WITHOUT_BATCH_NORM = ("model.name=test_vit", "model.image_size=8", "model.patch_size=4")
 
 
-def start_all(
-    module: str, *arguments: str, n: int = 2, only_last: Sequence[str] = ()
-) -> "list[subprocess.Popen[str]]":
-    """Start ``python -m module arguments`` as ranks 0 to n - 1 of one group, as torchrun does.
-
-    ``only_last`` are further arguments of the last rank.
-    """
+def run_all(module: str, *arguments: str, n: int = 2) -> None:
+    """Run a module as ranks 0 to n - 1 of one group, as torchrun does; all have to succeed."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     group = {"WORLD_SIZE": n, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": 1}
-    return [
-        subprocess.Popen(
-            [sys.executable, "-m", module, *arguments, *(only_last if rank == n - 1 else ())],
-            env=os.environ
-            | {
-                key: str(value)
-                for key, value in (group | {"RANK": rank, "LOCAL_RANK": rank}).items()
-            },
-            cwd=ROOT,
-            stderr=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            text=True,
-        )
-        for rank in range(n)
-    ]
-
-
-def finish(processes: "Sequence[subprocess.Popen[str]]") -> list[str]:
-    """Wait for all, and return what each wrote to standard error; none is left running."""
+    streams: dict[str, Any] = {"stderr": subprocess.PIPE, "stdout": subprocess.DEVNULL}
+    command = [sys.executable, "-m", module, *arguments]
+    processes = []
+    for rank in range(n):
+        settings = group | {"RANK": rank, "LOCAL_RANK": rank}
+        env = os.environ | {key: str(value) for key, value in settings.items()}
+        processes.append(subprocess.Popen(command, env=env, cwd=ROOT, text=True, **streams))
     try:
-        return [process.communicate(timeout=SECONDS)[1] for process in processes]
+        errors = [process.communicate(timeout=SECONDS)[1] for process in processes]
     finally:
         for process in processes:
             process.kill()
             process.communicate()
-
-
-def run_all(module: str, *arguments: str, n: int = 2) -> None:
-    """Start, wait, and insist on success."""
-    processes = start_all(module, *arguments, n=n)
-    errors = finish(processes)
     assert [process.returncode for process in processes] == [0] * n, "\n".join(errors)
 
 
@@ -71,32 +44,23 @@ def main(jobs: list[dict[str, Any]]) -> None:
     ``differ`` on the second; what is then raised goes to a file of each process.
     """
     from semigpc.io.errors import ProcessesError
-    from semigpc.training import Experiment, Listener, Stopped, train
+    from semigpc.training import Experiment, Stopped, train
     from semigpc.training.processes import join
-
-    class Impatient(Listener):
-        def step(self, step: int) -> None:
-            if step + 1 == job.get("stop_at"):
-                os.kill(os.getpid(), signal.SIGINT)
+    from tests.training.small_runs import StopAt
 
     rank, fabric = int(os.environ["RANK"]), None
     for job in jobs:
         experiment, path = Experiment.from_plain(job["experiment"]), Path(job["path"])
         if "precision" in job:
-            experiment = replace(
-                experiment, train=replace(experiment.train, precision=job["precision"])
-            )
+            exact = replace(experiment.train, precision=job["precision"])
+            experiment = replace(experiment, train=exact)
         if rank:
             experiment = experiment.override(job.get("differ", []))
         fabric = fabric or join(experiment)
         try:
-            train(
-                experiment,
-                path,
-                resume=job.get("resume", False),
-                fabric=fabric,
-                listener=None if rank else Impatient(),
-            )
+            listener = None if rank else StopAt(job.get("stop_at"))
+            resume = job.get("resume", False)
+            train(experiment, path, resume=resume, fabric=fabric, listener=listener)
         except (Stopped, ProcessesError) as error:
             path.with_name(f"{path.name}-{rank}.txt").write_text(str(error))
 
