@@ -16,6 +16,7 @@ PACKAGE = Path(__file__).parents[1] / "src" / "semigpc"
 # Of a function, with its docstring: one screen. Verbs of the CLI list their options.
 MOST_LINES = 50
 FLAG = re.compile(r"(?<![\w(-])--[a-z]")  # an option of the CLI, not a variable of CSS
+ONE_FILE_EACH = {"algorithms", "addons", "data", "cli"}
 # Objects of other packages, or of the user, that may lack an attribute.
 OUTSIDE = {
     *("error", "multiprocessing.current_process()", "fabric.strategy.launcher", "backbone"),
@@ -134,4 +135,6 @@ def test_the_package_has_few_rooms() -> None:
     files = [path.name for path in PACKAGE.glob("*.py")]
     assert len(rooms) <= 16, rooms
     assert len(files) <= 5, files
-    assert len(trees()) <= 157
+    # Rooms with one file for each algorithm, add-on, data set or verb grow with these.
+    others = [name for name in trees() if name.split("/")[0] not in ONE_FILE_EACH]
+    assert len(others) <= 104

@@ -55,8 +55,10 @@ def make_reference(name: str, algorithm: Any, refiner: SlowRefiner, **options: A
             return SlowReMixMatch(config, refiner)
         case "simmatch":
             return SlowSimMatch(config, refiner, algorithm.bank)
-        case _:
+        case "comatch":
             return SlowCoMatch(config, refiner, len(algorithm.features))
+        case _:
+            raise AssertionError(f"{name} has no reference: add a case here")
 
 
 def follow(

@@ -21,7 +21,11 @@ from tests.refiners.outputs import paper_scales
 LATE = Clock(step=50, total_steps=100, epoch_steps=10)
 EARLY = Clock(step=0, total_steps=100, epoch_steps=10)
 KINDS = ("max_softmax", "variance", "expected")
-MASKED = [name for name in ALGORITHMS if name != "supervised"]
+MASKED = [
+    name
+    for name, entry in ALGORITHMS.items()
+    if entry.config().has_threshold or "threshold" in entry.config.__dataclass_fields__
+]
 OPTIONS: dict[str, dict[str, Any]] = {name: {"threshold": 0.6} for name in MASKED}
 OPTIONS["comatch"] |= {"queue_batches": 2}
 OPTIONS["remixmatch"] |= {"warmup": 0.0, "rotation_weight": 0.0}
