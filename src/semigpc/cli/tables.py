@@ -39,7 +39,8 @@ def make_tolerant() -> None:
 def _tolerant(stream: TextIO | None, errors: str) -> TextIO:
     if stream is None:  # closed by the caller, as by >&-
         return Path(os.devnull).open("w", encoding="utf-8")
-    assert isinstance(stream, io.TextIOWrapper)
+    if not isinstance(stream, io.TextIOWrapper):  # replaced by a program that calls main()
+        return stream
     stream.reconfigure(errors=errors)
     if stream.isatty():  # no pipe
         return stream
