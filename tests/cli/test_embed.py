@@ -88,7 +88,7 @@ def test_ctrl_c_is_quiet_at_any_time_and_keeps_what_is_finished(
 ) -> None:
     write_images(tmp_path / "photos", {"a": 1200}, size=(32, 32))
     interrupt_when_there_is("x.parquet.parts", tmp_path)  # the network is being prepared
-    interrupt_when_there_is("x.parquet.parts/part-*", tmp_path)
+    interrupt_when_there_is("x.parquet.parts/rows-*", tmp_path)
     monkeypatch.chdir(tmp_path)
     facts = json.loads(worked(COMMAND, "--json").stdout)
     assert facts["rows"] == 1200
