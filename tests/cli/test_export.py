@@ -69,6 +69,7 @@ def odd_photographs(folder: Path) -> list[Path]:
         "black_and_white.png": (whole.convert("1"), {}),
         "cmyk.jpg": (whole.convert("CMYK"), {"quality": 95}),
         "deep.png": (Image.fromarray(depth), {}),
+        "twelve_bits.png": (Image.fromarray(depth >> 4), {}),
     }
     for name, (image, options) in images.items():
         image.save(folder / name, **options)
@@ -76,6 +77,7 @@ def odd_photographs(folder: Path) -> list[Path]:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::semigpc.io.images.RangeNote")
 @pytest.mark.parametrize("style", ["pad", "resize"])
 def test_the_script_of_the_docs_returns_what_predict_returns_for_odd_images(
     style: str,

@@ -70,3 +70,13 @@ def test_an_array_that_cannot_be_used_is_named(
 def test_single_values_beside_the_arrays_are_ignored(tmp_path: Path) -> None:
     batch = read(tmp_path / "data.npz", version=np.array(3), note=np.array(1j))
     np.testing.assert_array_equal(batch.x, ROWS)
+
+
+def test_labels_of_one_column_are_a_vector_and_of_several_an_error(tmp_path: Path) -> None:
+    rows = np.array([1, -1, 0])
+    np.savez(tmp_path / "one.npz", x=np.eye(3), y=rows[:, None])
+    (batch,) = open_source(tmp_path / "one.npz").batches(10)
+    assert batch.labels == ["1", None, "0"]
+    np.savez(tmp_path / "two.npz", x=np.eye(3), y=np.stack([rows, rows], axis=1))
+    with pytest.raises(DataError, match=r"two\.npz is a list, \[1, 1\].*another column"):
+        list(open_source(tmp_path / "two.npz").batches(10))

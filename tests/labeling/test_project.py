@@ -98,6 +98,9 @@ def test_data_that_are_gone_or_changed_are_named(usual: Path, tmp_path: Path) ->
     (out / "project.json").write_text(json.dumps(elsewhere))
     write(tmp_path, "parquet", X[:200], IDS[:200])
     with pytest.raises(DataError, match=r"data\.parquet has changed since it was labelled"):
+        _ = Project.open(out).source
+    write(tmp_path, "parquet", X[::-1], IDS)  # as many rows, in another order
+    with pytest.raises(DataError, match=r"data\.parquet has changed since it was labelled"):
         Project.open(out).embeddings(np.array([0]))
     (tmp_path / "data.parquet").rename(tmp_path / "moved.parquet")
     with pytest.raises(DataError, match=r"do not exist: .*data\.parquet"):

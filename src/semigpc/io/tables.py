@@ -276,8 +276,13 @@ def as_label(value: Any, where: object = "a table of labels") -> str | None:
     """Return the class in a cell, or None; see :func:`label_text`.
 
     Raises:
-        DataError: the name is too long for a class.
+        DataError: it is a list, or too long for the name of a class.
     """
+    if isinstance(value, list | dict):
+        raise DataError(
+            f"A label in {where} is a list, {printable(str(value)[:40])}, and a row has one class. "
+            "Name another column of labels."
+        )
     label = label_text(value)
     if label is not None and len(label) > LONGEST_LABEL:
         raise DataError(

@@ -240,7 +240,9 @@ def ids_of(column: pyarrow.Array) -> list[str | None]:
 
 
 def labels_of(column: pyarrow.Array, path: object) -> list[str | None]:
-    """Return labels as text, None where there is none."""
+    """Return labels as text, None where there is none; an array (n, 1) is read as (n,)."""
+    if types.is_fixed_size_list(column.type) and column.type.list_size == 1:
+        column = column.flatten()
     return [as_label(value, path) for value in plain_values(column)]
 
 

@@ -65,7 +65,6 @@ from semigpc.report.labeling_summary import CopyGroup, LabelingSummary, PromiseF
 SHARD_ROWS = 65_536  # labelled at a time at most ...
 SHARD_BYTES = 2**28  # ... and fewer if their embeddings take more memory than this
 EMBEDDINGS = "embeddings.parquet"  # of images, inside the folder of the labels
-DATA = "data content"  # entry of the key that is known only when images are embedded
 NETWORK = ("model", "pretrained", "image_size", "precision")  # options that embeddings depend on
 # Parameters that fitting sets.
 LEARNED = ("length_scale", "noise_std", "logit_scale", "scaling", "self_training")
@@ -356,14 +355,16 @@ def _open_inputs(
     network = [getattr(settings.embed, name) for name in NETWORK] if of_images else None
     key = labels_key(settings) | {"network": network}
     if not overwrite:
-        outputs.OutFolder(settings.out, key).check(ignoring=DATA)  # before images are embedded
+        outputs.OutFolder(settings.out, key).check(
+            ignoring=outputs.DATA
+        )  # before images are embedded
     if of_images:
         inputs = open_images(settings, overwrite=overwrite, progress=progress)
     else:
         columns = settings.data_columns
         source = open_source(settings.data, columns, follow_links=settings.follow_links)
         inputs = table_inputs(settings, source, settings.data.resolve())
-    return inputs, key | {DATA: outputs.files_hash(inputs.source.files)}
+    return inputs, key | {outputs.DATA: outputs.files_hash(inputs.source.files)}
 
 
 def _earlier_summary(out: outputs.OutFolder, written: Written) -> LabelingSummary | None:
@@ -432,7 +433,7 @@ def labels_key(settings: LabelSettings, content: str = "") -> Key:
     return {
         "columns": list(outputs.COLUMNS),
         "data": str(settings.data.resolve()),
-        DATA: content,
+        outputs.DATA: content,
         "labels content": [outputs.content_hash(path) for path in settings.label_files],
         "trust_pseudo": settings.trust_pseudo,
         **{f"column of {name}": value for name, value in asdict(settings.columns).items()},

@@ -80,6 +80,7 @@ WRITTEN = (
     "summary.json",
     "report.html",
 )
+DATA = "data content"  # entry of the key that is known only when images are embedded
 # Written by labelling on Ray instead.
 PARTIAL = "_partial.json"
 COMPLETE = "_complete.json"

@@ -39,7 +39,15 @@ from semigpc.io.errors import DataError
 from semigpc.io.paths import checked, image_path
 from semigpc.io.text import spreadsheet_cell
 from semigpc.labeling.columns import ColumnOptions, Floats
-from semigpc.labeling.outputs import BULK_LABELS, COLUMNS, COMPLETE, PARTIAL, DerivedFiles
+from semigpc.labeling.outputs import (
+    BULK_LABELS,
+    COLUMNS,
+    COMPLETE,
+    DATA,
+    PARTIAL,
+    DerivedFiles,
+    files_hash,
+)
 from semigpc.labeling.scan import sample_rows
 from semigpc.labeling.source import Rows, TableSource, open_source
 
@@ -185,9 +193,9 @@ class Project:
             raise DataError(
                 f"The data of {self.folder / FILE} cannot be opened again: {error} {REMAKE}"
             ) from error
-        if source.width != settings["width"] or source.rows not in (None, len(self.ids)):
+        if files_hash(source.files) != settings["key"].get(DATA):
             raise DataError(
-                f"{path} has changed since it was labelled: its rows or columns differ from "
+                f"{path} has changed since it was labelled: its content differs from that of "
                 f"{self.folder / FILE}. {AGAIN}"
             )
         return source
