@@ -143,3 +143,13 @@ def test_a_comparison_counts_a_run_as_it_predicts(
         loaded = load_run(tmp_path / folder)
         assert (result["step"], result["head"]) == (loaded.step, loaded.head)
     assert results["supervised+none"][1]["step"] == 10
+
+
+@pytest.mark.slow
+def test_train_says_so_if_the_checkpoint_that_it_names_is_gone(tmp_path: Path) -> None:
+    command = ("train digits", METHODS[0], SETTINGS, "--out", tmp_path / "run")
+    assert "is missing" not in worked(*command).stdout
+    (tmp_path / "run" / "checkpoints" / "best.safetensors").unlink()
+    again = worked(*command, "--resume").stdout
+    assert "best.safetensors" in again
+    assert "--checkpoint last" in again

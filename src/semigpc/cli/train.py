@@ -191,7 +191,7 @@ def describe_network(experiment: "Experiment") -> str:
 
 
 def _print_results(folder: Path, summary: "RunSummary", console: Console) -> None:
-    from semigpc.training.run_folder import read_run
+    from semigpc.training.run_folder import RunFolder, read_run
 
     run = read_run(folder, bulky=False)
     if run.screening:
@@ -206,6 +206,9 @@ def _print_results(folder: Path, summary: "RunSummary", console: Console) -> Non
         rows += [(name, best) for key, name in CHOICES.items() if (best := results.get(key))]
         console.print(accuracy_table(rows, OPTIMISTIC if results.get("best_on_test") else None))
     console.print(used_sentence(*run.standing), soft_wrap=True, highlight=False)
+    path = RunFolder(folder).best
+    if run.standing.checkpoint == "best" and not path.exists():
+        say(f"That checkpoint is missing: {path}. Put it back, or pass --checkpoint last to them.")
 
 
 def screening_table(entry: Mapping[str, Any]) -> Table:
