@@ -59,7 +59,8 @@ def test_too_few_labels_promise_less_and_say_how_much(labels: int, possible: flo
     pool, _ = draw(500, 1, sharper=0.5)
     found = make_promise(left, truth, pool, EVEN, 0.99)
     assert (found.thresholds > 1).all()
-    assert (found.supported, found.possible) == (None, possible)
+    assert found.supported is None
+    assert max(grade for grade, each in found.grades.items() if (each <= 1).any()) == possible
     less = make_promise(left, truth, pool, EVEN, possible)
     assert (less.thresholds <= 1).any()
     assert less.supported == possible
@@ -67,7 +68,44 @@ def test_too_few_labels_promise_less_and_say_how_much(labels: int, possible: flo
 
 def test_nothing_is_called_possible_that_left_out_labels_do_not_support() -> None:
     left, truth = draw(12, 0)
-    assert make_promise(left, truth, draw(500, 1)[0], EVEN, 0.99).possible is None
+    assert list(make_promise(left, truth, draw(500, 1)[0], EVEN, 0.99).grades) == [0.99]
+
+
+@pytest.mark.parametrize("target", [0.95, 0.97])
+def test_a_row_has_the_highest_precision_that_is_promised_for_it(target: float) -> None:
+    left, truth = draw(400, 0)
+    pool, _ = draw(4000, 1)
+    found = make_promise(left, truth, pool, EVEN, target)
+    assert list(found.grades) == sorted(found.grades, reverse=True)
+    assert set(found.grades) >= {0.99, target, 0.9, 0.8}
+    thresholds = np.stack(list(found.grades.values()))
+    assert (np.diff(thresholds, axis=0) <= 0).all(), "a lower precision may not withhold more"
+    codes = pool.classes.numpy()
+    confidence = pool.confidence.numpy().astype(np.float32)
+    grade = found.grade_of(codes, confidence)
+    for precision, each in found.grades.items():
+        assert ((grade >= precision) == (confidence >= each[codes])).all()
+    assert set(grade) >= {0.0, 0.8, 0.9}
+
+
+def test_grades_agree_with_the_status_and_stay_when_a_class_is_added() -> None:
+    X, codes, _ = blobs(counts=(60, 30, 20), unlabeled=60)
+    model = SemiGPClassifier().fit(X, codes)
+    answers = model.answer(X[codes < 0])
+    given = answers.status == Status.PSEUDO
+    assert given.any()
+    assert ((answers.grade >= np.float32(0.95)) == given).all()
+    assert (answers.grade[answers.status == Status.OUTLIER] == 0).all()
+    model.partial_fit(X[codes < 0][:1], [7], rows=[0])
+    assert all(len(each) == 4 for each in model.promise_.grades.values())
+    assert len(model.answer(X[codes < 0]).grade) == (codes < 0).sum()
+
+
+def test_without_a_promise_no_row_has_a_grade() -> None:
+    X, codes, _ = blobs()
+    for options in ({"abstain": 0.5}, {"target_precision": None}):
+        model = SemiGPClassifier(**options).fit(X, codes)
+        assert (model.answer(X).grade == 0).all()
 
 
 def test_labels_of_a_class_that_is_mostly_wrong_are_not_promised() -> None:

@@ -39,7 +39,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def promise(**changes: Any) -> dict[str, Any]:
     made: dict[str, Any] = {"target": 0.95, "probability": 0.9, "per_class": False, "labels": 40}
-    made |= {"supported": 0.889, "expected": 0.971, "possible": None, "without": [], "needed": {}}
+    made |= {"supported": 0.889, "expected": 0.971, "grades": [], "without": [], "needed": {}}
     return made | changes
 
 
@@ -77,9 +77,36 @@ def test_promise_and_confidence_are_stated_apart() -> None:
     per_class = sentence(per_class=True, supported=0.95)
     assert "95% of the labels given out of every class are right" in per_class
     assert "support" not in per_class
-    nothing = sentence(new_labels=0, expected=None, supported=None, possible=0.8)
-    assert "40 given labels are too few to guarantee 95% precision" in nothing
-    assert "80% would be possible" in nothing
+    nothing = sentence(new_labels=0, expected=None, supported=None)
+    assert nothing == "40 given labels are too few to guarantee 95% precision."
+
+
+@pytest.mark.parametrize(
+    ("counts", "offer"),
+    [
+        ((0, 0, 310, 6550), "--target-precision 0.8, 6,550 are given out"),
+        ((0, 30, 3100, 6550), "--target-precision 0.9, 3,100 are given out"),
+        ((0, 30, 310, 310), "--target-precision 0.9, 310 are given out"),
+        ((12, 2500, 3100, 6550), None),  # more than a tenth: enough
+        ((12, 30, 30, 30), None),  # nothing lower gives more
+    ],
+)
+def test_every_grade_is_counted_and_a_lower_one_offered_where_few_labels_are_given_out(
+    counts: tuple[int, ...], offer: str | None
+) -> None:
+    precisions = (0.99, 0.95, 0.9, 0.8)
+    grades = [
+        {"precision": precision, "labels": labels}
+        for precision, labels in zip(precisions, counts, strict=True)
+    ]
+    facts = make_facts(promise=promise(grades=grades))
+    facts["statuses"]["pseudo"] = counts[1]
+    sentence = promise_sentence(cast("LabelingSummary", facts))
+    total = sum(facts["statuses"].values()) - facts["statuses"]["labelled"]
+    listed = " · ".join(f"{100 * p:g}%: {n:,}" for p, n in zip(precisions, counts, strict=True))
+    assert f"{listed} of {total:,}." in sentence
+    assert (offer or "--target-precision") in sentence or offer is None
+    assert ("--target-precision" in sentence) == (offer is not None)
 
 
 @pytest.mark.slow

@@ -58,6 +58,7 @@ class Answers(NamedTuple):
         variance: (M,) posterior over prior variance, 0 (known) to 1 (unlike all labelled rows);
             None if not requested.
         status: (M,) uint8, a :class:`Status`; never LABELLED.
+        grade: (M,) the highest precision that is promised for labels like this one; 0 if none is.
         rows: (M, top) numbers of the labelled rows that contribute most to the class, -1 where
             there are fewer.
         weights: (M, top) what each adds to the score of the class, signed.
@@ -70,6 +71,7 @@ class Answers(NamedTuple):
     likeliest_confidence: Floats
     variance: Floats | None
     status: NDArray[np.uint8]
+    grade: Floats
     rows: Integers
     weights: Floats
     scores: Floats

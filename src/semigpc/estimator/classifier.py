@@ -257,11 +257,19 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         # A new class is rare, since no row has it yet.
         shares = np.full(len(known), 1 / (self._n_fitted + len(known)))
         shares[places] = self.class_shares_ * (1 - (len(known) - len(places)) * shares[0])
-        thresholds = np.full(len(known), self.threshold_.max())
-        thresholds[places] = self.threshold_
+
+        def with_new(thresholds: NDArray[np.float64]) -> NDArray[np.float64]:
+            wider = np.full(len(known), thresholds.max())
+            wider[places] = thresholds
+            return wider
+
         self.classes_ = known
         self.class_shares_ = shares
-        self.threshold_ = thresholds
+        self.threshold_ = with_new(self.threshold_)
+        self.promise_ = self.promise_._replace(
+            thresholds=self.threshold_,
+            grades={precision: with_new(each) for precision, each in self.promise_.grades.items()},
+        )
         if self._transduced and {self.transduction_.dtype.kind, known.dtype.kind} & {"U", "S"}:
             kind = np.result_type(self.transduction_.dtype, known.dtype)
             self.transduction_ = self.transduction_.astype(kind)
@@ -361,11 +369,14 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         largest, likeliest = decisions.probs.max(dim=1)
         confidence = decisions.confidence.numpy()
         thresholds = self.threshold_[codes.numpy()]
-        withheld = (confidence < thresholds) | ((confidence < largest.numpy()) & (thresholds > 0))
+        is_second = confidence < largest.numpy()
+        withheld = (confidence < thresholds) | (is_second & (thresholds > 0))
         status = np.where(withheld, Status.ABSTAINED, Status.PSEUDO).astype(np.uint8)
         variance = None if scored.variance is None else scored.variance.numpy()
         if variance is not None:
             status[variance > self.outlier_variance_] = Status.OUTLIER
+        grade = self.promise_.grade_of(codes.numpy(), confidence)
+        grade[is_second | (status == Status.OUTLIER)] = 0
         rows = np.append(self._memory.row_numbers(), -1)[slots.numpy()]
         scores = scored.mean.gather(1, codes.unsqueeze(1)).squeeze(1).numpy()
         return Answers(
@@ -375,6 +386,7 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             likeliest_confidence=largest.numpy(),
             variance=variance,
             status=status,
+            grade=grade.astype(np.float32),
             rows=rows,
             weights=weights.numpy(),
             scores=scores,

@@ -27,6 +27,7 @@ Apart from that, ``supported`` is a bound that uses no probability: that of Clop
 the left-out labels above the threshold.
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -50,7 +51,7 @@ EVENNESS = 0.5  # power of the share that a threshold's odds follow; 0 is one th
 LEAST_CONFIDENCE = 0.5  # a label is given out only if it is more likely right than wrong
 TRIED_THRESHOLDS = 60  # from the one that gives out FIRST_LABELS to the one that gives out all
 FIRST_LABELS = 20
-LOWER_TARGETS = (0.9, 0.8)  # tried where no label can be given out
+GRADES = (0.99, 0.95, 0.9, 0.8)  # precisions that every row is tried for
 
 Array = NDArray[np.float64]
 
@@ -65,15 +66,24 @@ class Promise(NamedTuple):
         supported: the precision that left-out labels alone support with probability 90 %, at most
             the target; None if no left-out label reaches the threshold.
         expected: the mean confidence of the labels given out; None if there are none.
-        possible: where no label can be given out, the largest promise under which some could be,
-            and which left-out labels alone support; None if there is none.
+        grades: thresholds (C,) by precision, the highest first: ``target`` and GRADES. They only
+            fall from one precision to the next. A precision below the target is here only if
+            left-out labels alone support it. A promise for a grade is for all rows that reach it,
+            those of higher grades included. Empty if no precision was asked for.
     """
 
     thresholds: Array
     target: float | None = None
     supported: float | None = None
     expected: float | None = None
-    possible: float | None = None
+    grades: Mapping[float, Array] = {}
+
+    def grade_of(self, codes: NDArray[np.int64], confidence: NDArray[np.float32]) -> Array:
+        """Return the highest precision (M,) promised for rows of these classes; 0 if none. O(M)."""
+        found = np.zeros(len(codes))
+        for precision, thresholds in reversed(list(self.grades.items())):
+            found[confidence >= thresholds[codes]] = precision
+        return found
 
 
 def make_promise(
@@ -97,13 +107,14 @@ def make_promise(
     """
     pool = pool if len(pool.classes) else left_out
     errors = _Errors(left_out, truth.numpy(), pool, shares.double().numpy())
-    promise = errors.promise(target, per_class=per_class)
-    if promise.expected is not None:
-        return promise
-    for lower in LOWER_TARGETS:
-        if lower < target and errors.promise(lower).supported == lower:
-            return promise._replace(possible=lower)
-    return promise
+    grades = {}
+    for precision in sorted({target, *GRADES}, reverse=True):
+        found = errors.promise(precision, per_class=per_class)
+        if precision == target:
+            promise = found
+        if precision >= target or found.supported == precision:
+            grades[precision] = found.thresholds
+    return promise._replace(grades=grades)
 
 
 class _LeftOut(NamedTuple):

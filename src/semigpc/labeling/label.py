@@ -24,7 +24,7 @@ from typing import Literal, NamedTuple, cast
 import numpy as np
 
 from semigpc.estimator import STATUSES, SemiGPClassifier
-from semigpc.estimator.promise import PROBABILITY
+from semigpc.estimator.promise import PROBABILITY, Promise
 from semigpc.io.atomic import JsonObject, facts_of, locked, read_json, write_json, write_text
 from semigpc.io.errors import DataError
 from semigpc.io.parts import Key
@@ -60,7 +60,12 @@ from semigpc.labeling.scan import (
 from semigpc.labeling.source import TableSource, open_source
 from semigpc.models.encoder import EmbedConfig, embed_folder
 from semigpc.report.labeling_page import NO_IMAGES, report_images, write_labeling_report
-from semigpc.report.labeling_summary import CopyGroup, LabelingSummary, PromiseFacts
+from semigpc.report.labeling_summary import (
+    CopyGroup,
+    GradeFacts,
+    LabelingSummary,
+    PromiseFacts,
+)
 
 SHARD_ROWS = 65_536  # labelled at a time at most ...
 SHARD_BYTES = 2**28  # ... and fewer if their embeddings take more memory than this
@@ -606,11 +611,21 @@ def promise_facts(
         "per_class": settings.per_class,
         "supported": promise.supported,
         "expected": promise.expected,
-        "possible": promise.possible,
+        "grades": grade_facts(promise, tally),
         "labels": sum(counts.values()),
         "without": without,
         "needed": {name: max(LEAST_MORE_LABELS, enough - counts[name]) for name in without},
     }
+
+
+def grade_facts(promise: Promise, tally: outputs.Tally) -> list[GradeFacts]:
+    """Return how many labels each precision is promised for, those of higher ones included."""
+    facts: list[GradeFacts] = []
+    total = 0
+    for precision in promise.grades:
+        total += tally.grades[f"{precision:.6g}"]
+        facts.append({"precision": precision, "labels": total})
+    return facts
 
 
 def _settings_facts(settings: LabelSettings, source: TableSource) -> dict[str, float | str | None]:

@@ -62,6 +62,7 @@ COLUMNS = (  # after the ids
     "likeliest_confidence",
     "variance",
     "status",
+    "grade",
     "reasons",
 )
 REASON = pyarrow.struct(
@@ -109,7 +110,7 @@ def schema_of(id_name: str) -> pyarrow.Schema:
     """Return the schema of the table of labels."""
     text = pyarrow.string()
     number = pyarrow.float32()
-    kinds = (text, text, number, text, number, number, text, pyarrow.list_(REASON))
+    kinds = (text, text, number, text, number, number, text, number, pyarrow.list_(REASON))
     return pyarrow.schema([(id_name, text), *zip(COLUMNS, kinds, strict=True)])
 
 
@@ -118,7 +119,8 @@ class Labeller:
 
     Rows with a given label keep it, with confidence 1. Every row has a guess, which is also its
     label if its status is one of GIVEN_OUT. A row without a usable embedding and without a given
-    label has neither, no reasons, confidence 0, variance 1 and the status "abstained".
+    label has neither, no reasons, confidence 0, variance 1 and the status "abstained". ``grade`` is
+    the precision that is promised for a new label, and empty where none is.
 
     Args:
         model: the fitted estimator.
@@ -151,17 +153,20 @@ class Labeller:
         largest = answers.likeliest_confidence.copy()
         variance = answers.variance.copy()
         status = answers.status.copy()
+        grade = answers.grade.copy()
         guesses[bad] = None
         likeliest[bad] = None
         confidence[bad] = 0.0
         largest[bad] = 0.0
         variance[bad] = 1.0
         status[bad] = Status.ABSTAINED
+        grade[bad] = 0.0
         for row, number in enumerate(numbers):
             if number in self._given:
                 guesses[row] = likeliest[row] = self._given[number]
                 confidence[row] = largest[row] = 1.0
                 status[row] = Status.LABELLED
+                grade[row] = 0.0
         labels = guesses.copy()
         labels[~np.isin(status, GIVEN_OUT)] = None
         columns = [
@@ -173,6 +178,7 @@ class Labeller:
             largest,
             variance,
             [STATUSES[code] for code in status],
+            [float(round(float(each), 6)) or None for each in grade],
         ]
         arrays = [
             pyarrow.array(column, field.type)
@@ -197,9 +203,10 @@ class Labeller:
 
 @dataclass
 class Tally:
-    """Counts of rows by status and of pseudo-labels by class, and the farthest outliers."""
+    """Counts of rows by status and grade, pseudo-labels by class, and the farthest outliers."""
 
     statuses: Counter[str] = field(default_factory=Counter)
+    grades: Counter[str] = field(default_factory=Counter)  # by the precision as text
     pseudo: Counter[str] = field(default_factory=Counter)
     outliers: list[Outlier] = field(default_factory=list)
 
@@ -207,6 +214,8 @@ class Tally:
         """Count a part of the table of labels."""
         status = table.column("status")
         self.statuses.update(status.to_pylist())
+        grades = table.column("grade").drop_null().to_pylist()
+        self.grades.update(f"{grade:.6g}" for grade in grades)
         pseudo = table.filter(compute.equal(status, Status.PSEUDO.text))
         self.pseudo.update(pseudo.column("label").to_pylist())
         outliers = table.filter(compute.equal(status, Status.OUTLIER.text))
@@ -221,6 +230,7 @@ class Tally:
         """Return the counts as plain values for JSON."""
         return {
             "statuses": dict(self.statuses),
+            "grades": dict(self.grades),
             "pseudo": dict(self.pseudo),
             "outliers": self.outliers,
         }
@@ -231,6 +241,7 @@ class Tally:
         tally = cls()
         for part in counts:
             tally.statuses.update(part["statuses"])
+            tally.grades.update(part["grades"])
             tally.pseudo.update(part["pseudo"])
             tally._list(part["outliers"])
         return tally

@@ -45,6 +45,7 @@ from semigpc.report.wording import count, counted, duration, flatten, no_new_lab
 LISTED = 100  # rows of a list; the tables of the folder have them all
 COPIES_NAMED = 6  # rows of a group of copies that are named
 PAIRS_DRAWN = 15  # pairs of confused classes; the table has more
+FEW_LABELS = 0.1  # share of the rows below which a lower precision is offered
 INTERVAL = "95% interval"
 OFFSET: Look = {"textcoords": "offset points", "color": INK}  # of numbers beside bars
 THUMBNAIL_SIZE = 96  # pixels along the longer side ...
@@ -254,8 +255,9 @@ def promise_sentence(facts: LabelingSummary) -> str:
     promise = facts["promise"]
     if not promise:
         return ""
+    grades = _grades(promise, facts["statuses"]["pseudo"], _unlabelled(facts))
     if not facts["statuses"]["pseudo"]:
-        return _no_promise(promise)
+        return f"{_no_promise(promise)} {grades}".strip()
     target = f"{100 * promise['target']:g}%"
     probability = f"{100 * promise['probability']:g}%"
     of = " of every class" if promise["per_class"] else ""
@@ -271,15 +273,33 @@ def promise_sentence(facts: LabelingSummary) -> str:
         )
     return (
         f"{sentence} Apart from the promise, the mean confidence of the labels given out is "
-        f"{percent(promise['expected'])}."
-    )
+        f"{percent(promise['expected'])}. {grades}"
+    ).strip()
 
 
 def _no_promise(promise: PromiseFacts) -> str:
     labels = counted(promise["labels"], "given labels")
-    sentence = f"{labels} are too few to guarantee {100 * promise['target']:g}% precision."
-    if promise["possible"]:
-        sentence += f" A guarantee of {100 * promise['possible']:g}% would be possible."
+    return f"{labels} are too few to guarantee {100 * promise['target']:g}% precision."
+
+
+def _grades(promise: PromiseFacts, given_out: int, total: int) -> str:
+    """Return how many labels are guaranteed at each precision; empty if none at any.
+
+    Where few labels are given out, also which precision would give out more.
+    """
+    grades = promise["grades"]
+    if not any(grade["labels"] for grade in grades):
+        return ""
+    entries = [f"{100 * grade['precision']:g}%: {count(grade['labels'])}" for grade in grades]
+    sentence = f"Labels guaranteed at each precision: {' · '.join(entries)} of {count(total)}."
+    below = [grade for grade in grades if grade["precision"] < promise["target"]]
+    more = [grade for grade in below if grade["labels"] > max(given_out, FEW_LABELS * total)]
+    more = more or [grade for grade in below if grade["labels"] > given_out]
+    if given_out < FEW_LABELS * total and more:
+        precision = more[0]["precision"]
+        sentence += (
+            f" With --target-precision {precision:g}, {count(more[0]['labels'])} are given out."
+        )
     return sentence
 
 

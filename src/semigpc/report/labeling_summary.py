@@ -38,12 +38,20 @@ class Outlier(TypedDict):
     variance: float
 
 
+class GradeFacts(TypedDict):
+    """A precision, and the number of labels for which it is promised or exceeded."""
+
+    precision: float
+    labels: int
+
+
 class PromiseFacts(TypedDict):
     """What is promised about the new labels.
 
-    ``target`` was requested and holds with ``probability``; ``supported``, ``expected`` and
-    ``possible`` are those of :class:`semigpc.estimator.Promise`. ``without`` are the classes that
-    got no new label, and ``needed`` is how many more labels each of them needs.
+    ``target`` was requested and holds with ``probability``; ``supported`` and ``expected`` are
+    those of :class:`semigpc.estimator.Promise`. ``grades`` has the highest precision first.
+    ``without`` are the classes that got no new label, and ``needed`` is how many more labels each
+    of them needs.
     """
 
     target: float
@@ -51,7 +59,7 @@ class PromiseFacts(TypedDict):
     per_class: bool
     supported: float | None
     expected: float | None
-    possible: float | None
+    grades: list[GradeFacts]
     labels: int
     without: list[str]
     needed: dict[str, int]
