@@ -297,9 +297,8 @@ def _grades(promise: PromiseFacts, given_out: int, total: int) -> str:
     more = more or [grade for grade in below if grade["labels"] > given_out]
     if given_out < FEW_LABELS * total and more:
         precision = more[0]["precision"]
-        sentence += (
-            f" With --target-precision {precision:g}, {count(more[0]['labels'])} are given out."
-        )
+        labels = count(more[0]["labels"])
+        sentence += f" A target precision of {100 * precision:g}% gives out {labels}."
     return sentence
 
 
