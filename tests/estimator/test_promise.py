@@ -6,7 +6,7 @@ import torch
 from scipy.stats import binomtest
 
 from semigpc import SemiGPClassifier
-from semigpc.estimator.answers import Decisions, Status
+from semigpc.estimator.answers import Decisions, Status, highest_grade
 from semigpc.estimator.promise import make_promise
 from tests.estimator.long_tail import blobs
 
@@ -82,7 +82,7 @@ def test_a_row_has_the_highest_precision_that_is_promised_for_it(target: float) 
     assert (np.diff(thresholds, axis=0) <= 0).all(), "a lower precision may not withhold more"
     codes = pool.classes.numpy()
     confidence = pool.confidence.numpy().astype(np.float32)
-    grade = found.grade_of(codes, confidence)
+    grade = highest_grade(found.grades, codes, confidence)
     for precision, each in found.grades.items():
         assert ((grade >= precision) == (confidence >= each[codes])).all()
     assert set(grade) >= {0.0, 0.8, 0.9}

@@ -5,6 +5,7 @@ Also the confidence interval of a share, such as the share of right answers.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, NamedTuple
@@ -307,6 +308,18 @@ def left_out_scores(
     is_absent = others < 1e-9
     impossible = is_absent & ~is_absent.all(dim=1, keepdim=True)  # unless no label is left at all
     return scores.masked_fill(impossible, -math.inf)
+
+
+def highest_grade(grades: Mapping[float, Doubles], codes: Integers, confidence: Floats) -> Doubles:
+    """Return the highest precision (M,) promised for rows of these classes; 0 if none. O(M).
+
+    Args:
+        grades: thresholds (C,) by precision, the highest first. codes, confidence: (M,).
+    """
+    found = np.zeros(len(codes))
+    for precision, thresholds in reversed(list(grades.items())):
+        found[confidence >= thresholds[codes]] = precision
+    return found
 
 
 # Counted answers --------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from semigpc.estimator.answers import (
     LeftOutLabels,
     Status,
     centre_of,
+    highest_grade,
     left_out_scores,
     rounded,
 )
@@ -375,7 +376,7 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         variance = None if scored.variance is None else scored.variance.numpy()
         if variance is not None:
             status[variance > self.outlier_variance_] = Status.OUTLIER
-        grade = self.promise_.grade_of(codes.numpy(), confidence)
+        grade = highest_grade(self.promise_.grades, codes.numpy(), confidence)
         grade[is_second | (status == Status.OUTLIER)] = 0
         rows = np.append(self._memory.row_numbers(), -1)[slots.numpy()]
         scores = scored.mean.gather(1, codes.unsqueeze(1)).squeeze(1).numpy()

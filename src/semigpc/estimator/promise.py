@@ -78,13 +78,6 @@ class Promise(NamedTuple):
     expected: float | None = None
     grades: Mapping[float, Array] = {}
 
-    def grade_of(self, codes: NDArray[np.int64], confidence: NDArray[np.float32]) -> Array:
-        """Return the highest precision (M,) promised for rows of these classes; 0 if none. O(M)."""
-        found = np.zeros(len(codes))
-        for precision, thresholds in reversed(list(self.grades.items())):
-            found[confidence >= thresholds[codes]] = precision
-        return found
-
 
 def make_promise(
     left_out: Decisions,
