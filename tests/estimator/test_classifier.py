@@ -1,5 +1,6 @@
 """What the estimator says: probabilities, variance, reasons, abstention, corrections."""
 
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -7,7 +8,8 @@ import pytest
 import torch
 
 from semigpc import SemiGPClassifier
-from semigpc.estimator import STATUSES
+from semigpc.estimator import STATUSES, Status
+from semigpc.estimator.fitting import FOLDS, assign_folds
 from semigpc.gp.certainty import class_scales
 from semigpc.gp.kernels import RBF
 from tests.estimator.long_tail import CODES, FIXED, TRUTH, X, blobs
@@ -29,21 +31,27 @@ def by_hand(X: Any, codes: Any, queries: Any) -> tuple[torch.Tensor, torch.Tenso
     return mean, mean * (n_c.mean() / n_c).sqrt(), 1 - (k @ K_inv * k).sum(dim=1)
 
 
+def one_posterior(model: SemiGPClassifier, mean: torch.Tensor, scores: torch.Tensor) -> Any:
+    """The probabilities of the module's equation, from both scores (M, C)."""
+    prior = torch.from_numpy(model.class_shares_).log() / 2
+    given = torch.softmax(model.confidence_scale_ * mean + prior, dim=1)
+    joined = torch.softmax(2 * model.logit_scale_ * scores + prior, dim=1)
+    average = 0.6 * given + 0.4 * joined
+    counts = torch.from_numpy(model.class_counts_)[average.argmax(dim=1)]
+    power = average ** (model.sharpness_ * counts / (counts + 0.5)).unsqueeze(1)
+    return (power / power.sum(dim=1, keepdim=True)).numpy()
+
+
 def test_probabilities_and_variance_are_those_of_the_equations() -> None:
     model = SemiGPClassifier(**FIXED).fit(X, CODES)
     mean, scores, variance = by_hand(X, CODES, X)
-    proba = torch.softmax(6 * scores, dim=1).numpy()
-    assert model.predict_proba(X) == pytest.approx(proba, abs=2e-5)
+    proba = one_posterior(model, mean, scores)
+    assert model.predict_proba(X) == pytest.approx(proba, abs=5e-5)
     assert model.predict_variance(X) == pytest.approx(variance.numpy(), abs=2e-5)
     answers = model.answer(X)
-    assert answers.scores == pytest.approx(scores.max(dim=1).values.numpy(), abs=2e-5)
-    shares = torch.from_numpy(model.class_shares_)
-    pool = torch.softmax(model.confidence_scale_ * mean + shares.log(), dim=1)
-    decided = pool.gather(1, scores.argmax(1, keepdim=True)).squeeze(1)
-    assert answers.confidence == pytest.approx(decided.numpy(), abs=2e-5)
-    likely = SemiGPClassifier(**FIXED, class_prior="estimated").fit(X, CODES)
-    assert likely.confidence_scale_ == model.confidence_scale_
-    assert likely.predict_proba(X) == pytest.approx(pool.numpy(), abs=2e-5)
+    own = scores.gather(1, torch.from_numpy(answers.codes).unsqueeze(1)).squeeze(1)
+    assert answers.scores == pytest.approx(own.numpy(), abs=2e-5)
+    assert answers.confidence == pytest.approx(proba.max(axis=1), abs=5e-5)
 
 
 def test_weights_add_up_to_the_score_and_a_removed_reason_changes_it_by_its_difference() -> None:
@@ -79,28 +87,72 @@ def test_reasons_in_bulk_are_those_of_explain() -> None:
         assert set(answers.rows.flat) <= set(np.flatnonzero(CODES >= 0))
 
 
-def test_confidence_is_the_pool_probability_of_the_class() -> None:
-    for rounds in (0, 2):
-        model = SemiGPClassifier(self_training=rounds).fit(X, CODES)
-        answers, probs = model.answer(X), model.pool_proba(X)
-        assert probs.sum(axis=1) == pytest.approx(1, abs=1e-5)
-        own = probs[np.arange(len(X)), answers.codes]
-        assert own == pytest.approx(answers.confidence, abs=1e-5)
-        assert probs.max(axis=1) == pytest.approx(answers.likeliest_confidence, abs=1e-5)
+@pytest.mark.parametrize("prior", ["estimated", "balanced"])
+@pytest.mark.parametrize("rounds", [0, 2])
+@pytest.mark.parametrize("seed", range(5))
+def test_everything_shown_comes_from_one_vector_of_probabilities(
+    seed: int, rounds: int, prior: Any
+) -> None:
+    X, codes, _ = blobs(counts=(20, 6, 1), unlabeled=40, seed=seed)
+    X = X + 4 * np.random.default_rng(seed).standard_normal(X.shape).astype(np.float32)
+    model = SemiGPClassifier(self_training=rounds, class_prior=prior).fit(X, codes)
+    probs, answers = model.predict_proba(X), model.answer(X)
+    every = np.arange(len(X))
+    assert probs.sum(axis=1) == pytest.approx(1, abs=1e-5)
+    worth = probs / (np.sqrt(model.class_shares_) if prior == "balanced" else 1)
+    assert worth[every, answers.codes] == pytest.approx(worth.max(axis=1), rel=1e-5)
+    assert answers.confidence == pytest.approx(probs[every, answers.codes], abs=1e-6)
+    assert (model.predict(X) == model.classes_[answers.codes]).all()
+    assert (model.explain(X).codes == answers.codes).all()
+    probs[every, answers.codes] = -1
+    assert answers.second_confidence == pytest.approx(probs.max(axis=1), abs=1e-6)
+    assert probs[every, answers.second] == pytest.approx(probs.max(axis=1), abs=1e-6)
+    sure = answers.confidence > (1 + 1 / 3) / 2
+    assert (answers.status[sure] != Status.OUTLIER).all()
 
 
 def test_leave_one_out_is_what_a_fit_without_the_row_says() -> None:
     X, codes, _ = blobs(counts=(12, 5, 2), unlabeled=10)
     model = SemiGPClassifier(**FIXED).fit(X, codes)
     left_out = model.leave_one_out()
+    assert (left_out.decided == left_out.proba.argmax(axis=1)).all()
     for row, proba, variance in zip(
         left_out.rows[::3], left_out.proba[::3], left_out.variance[::3], strict=True
     ):
         fewer = codes.copy()
         fewer[row] = -1
         without = SemiGPClassifier(**FIXED).fit(X, fewer)
-        assert without.predict_proba(X[row : row + 1])[0] == pytest.approx(proba, abs=1e-5)
+        _, scores, _ = by_hand(X, fewer, X[row : row + 1])
+        assert torch.softmax(6 * scores[0], dim=0).numpy() == pytest.approx(proba, abs=1e-5)
         assert without.predict_variance(X[row : row + 1])[0] == pytest.approx(variance, abs=1e-5)
+
+
+def test_labels_are_held_out_without_what_joined_by_them() -> None:
+    X, codes, _ = blobs(counts=(15, 8, 1), unlabeled=60)
+    model = SemiGPClassifier(self_training=2, random_state=0).fit(X, codes)
+    held = model.held_out_
+    assert held is not None
+    checked = np.flatnonzero((codes >= 0) & (codes < 2))  # the single label has to stay
+    assert (held.rows == checked).all()
+    assert (held.codes == codes[checked]).all()
+    folds = assign_folds(codes[codes >= 0], np.arange((codes >= 0).sum()), FOLDS, seed=0)
+    first = np.flatnonzero(codes >= 0)[folds == 0]
+    fewer = codes.copy()
+    fewer[first] = -1
+    settings: dict[str, Any] = {
+        "length_scale": model.length_scale_,
+        "noise_std": model.noise_std_,
+        "logit_scale": model.logit_scale_,
+        "sharpness": model.sharpness_,
+        "scaling": model.scaling_,
+    }
+    others = (codes < 0) | np.isin(np.arange(len(codes)), np.flatnonzero(fewer >= 0))
+    without = SemiGPClassifier(self_training=2, **settings).fit(X[others], fewer[others])
+    without.confidence_scale_ = model.confidence_scale_
+    without.class_shares_ = model.class_shares_
+    expected = without.predict_proba(X[first])
+    found = held.proba[np.isin(held.rows, first)]
+    assert found == pytest.approx(expected, abs=1e-4)
 
 
 def test_reasons_for_a_left_out_label_are_those_of_a_fit_without_it() -> None:
@@ -157,6 +209,8 @@ def test_partial_fit_adds_replaces_and_withdraws_as_a_fresh_fit_would() -> None:
         model.partial_fit(X[rows], labels, rows=rows)
         expected[rows] = labels
         fresh = SemiGPClassifier(**FIXED).fit(X, expected)
+        for name in ("confidence_scale_", "sharpness_", "class_shares_"):  # which a fit chooses
+            setattr(fresh, name, getattr(model, name))
         expected_proba = fresh.predict_proba(X)
         assert model.predict_proba(X) == pytest.approx(expected_proba, abs=1e-4)  # float32
         assert (model.class_counts_ == fresh.class_counts_).all()
@@ -206,7 +260,7 @@ def test_a_row_far_from_everything_is_an_outlier_and_gets_no_label() -> None:
     assert STATUSES[int(model.answer(far).status[0])] == "outlier"
     assert model.predict_variance(far)[0] > 0.99
     assert model.label(far)[0] == -1
-    assert model.predict_proba(far)[0] == pytest.approx(1 / 3, abs=1e-3)
+    assert (np.argsort(model.predict_proba(far)[0]) == np.argsort(model.class_shares_)).all()
 
 
 @pytest.mark.slow
@@ -279,15 +333,30 @@ def test_shares_of_the_unlabelled_rows_are_found_though_labels_say_otherwise() -
     assert model.class_shares_ == pytest.approx(np.array([200, 50, 10]) / 260, abs=0.05)
 
 
-def test_rows_that_joined_help_to_decide_but_do_not_vouch() -> None:
+def test_rows_that_joined_help_others_and_do_not_confirm_themselves() -> None:
     X, codes, _ = blobs(counts=(4, 4, 4), unlabeled=100)
     alone, helped = (SemiGPClassifier(self_training=rounds).fit(X, codes) for rounds in (0, 3))
-    assert helped._helped is not None
+    memory = helped._helped
+    assert memory is not None
     assert (helped.predict_variance(X) == alone.predict_variance(X)).all()
-    same = helped.answer(X).codes == alone.answer(X).codes
-    expected = alone.answer(X).confidence[same]
-    assert helped.answer(X).confidence[same] == pytest.approx(expected, abs=1e-6)
-    assert same.mean() > 0.9
+    assert set(helped.answer(X).rows.flat) <= set(np.flatnonzero(codes >= 0))
+    joined = np.setdiff1d(memory.row_numbers(), helped.labeled_rows_)
+    points = helped._scaling(X)
+    scores = memory.score_unjoined(points)
+    assert torch.equal(
+        scores[helped.labeled_rows_], memory.score(points).mean[helped.labeled_rows_]
+    )
+    for row in joined[:3]:
+        without = deepcopy(memory)
+        without.forget(np.array([row]))
+        scales = class_scales(memory.counts()) / class_scales(without.counts())
+        counts = memory.counts() - without.counts()
+        assert counts.sum() == pytest.approx(1)
+        # Only the centring and the scales count the row, which is one of many.
+        expected = without.score(points[[row]]).mean[0] * scales
+        assert scores[row].numpy() == pytest.approx(expected.numpy(), abs=0.02)
+    own = memory.score(points).mean[joined]
+    assert not torch.allclose(scores[joined], own, atol=1e-4)
 
 
 def test_a_withdrawn_correction_leaves_no_trace() -> None:

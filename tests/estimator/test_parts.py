@@ -6,13 +6,18 @@ import numpy as np
 import pytest
 import torch
 
-from semigpc.estimator.answers import left_out_scores
+from semigpc.estimator.answers import left_out_scores, sharpened
+from semigpc.estimator.calibration import (
+    USUAL_SHARPNESS,
+    best_logit_scale,
+    choose_sharpness,
+    estimate_shares,
+    label_weights,
+)
 from semigpc.estimator.classifier import read_targets
 from semigpc.estimator.fitting import (
     JOINING_CONFIDENCE,
     TrainingRows,
-    best_logit_scale,
-    estimate_shares,
     fit_scalings,
     self_train,
 )
@@ -113,11 +118,11 @@ def test_only_confident_rows_join_and_no_class_more_than_its_share() -> None:
         unlabeled=torch.from_numpy(X[~known]),
         unlabeled_numbers=np.flatnonzero(~known),
     )
-    memory = rows.memory(make_kernel("rbf", 6.0), 0.2, equalised=True)
+    memory = rows.memory(make_kernel("rbf", 6.0), 0.2)
     scores = memory.score(rows.unlabeled).mean
-    helped, classes = self_train(memory, rows, scores, 8.0, rounds=3)
+    helped, after = self_train(memory, rows, scores, 8.0, rounds=3)
     assert helped is not None
-    assert (classes.numpy() == truth[~known]).mean() > 0.95
+    assert (after.argmax(dim=1).numpy() == truth[~known]).mean() > 0.95
     assert (helped.given()[0] == rows.numbers).all(), "joined rows have no given label"
     (member,) = helped.members
     joined = torch.from_numpy(np.isin(helped.row_numbers(), rows.unlabeled_numbers))
@@ -126,9 +131,39 @@ def test_only_confident_rows_join_and_no_class_more_than_its_share() -> None:
     assert (soft.max(dim=1).values >= JOINING_CONFIDENCE).all()
     numbers = helped.row_numbers()[joined.numpy()]
     assert (soft.argmax(dim=1).numpy() == truth[numbers]).mean() > 0.95
-    nobody, classes = self_train(memory, rows, scores, 8.0, rounds=0)
+    nobody, after = self_train(memory, rows, scores, 8.0, rounds=0)
     assert nobody is None
-    assert (classes == scores.argmax(dim=1)).all()
+    assert torch.equal(after, scores)
+
+
+def test_sharpness_is_found_where_probabilities_are_too_soft() -> None:
+    rng = torch.Generator().manual_seed(0)
+    logits = 2 * torch.randn(4000, 4, generator=rng, dtype=torch.float64)
+    codes = torch.multinomial(torch.softmax(logits, dim=1), 1, generator=rng).squeeze(1)
+    soft = torch.softmax(0.5 * logits, dim=1)
+    counts = torch.full((4000, 4), 1e6)  # of which the correction for few labels vanishes
+    assert choose_sharpness(soft, codes, counts, torch.ones(4000)) == pytest.approx(2, rel=0.1)
+    nothing = choose_sharpness(soft[:0], codes[:0], counts[:0], torch.ones(0))
+    assert np.log(nothing) == pytest.approx(USUAL_SHARPNESS, abs=1e-2)
+
+
+def test_a_class_with_one_label_is_believed_less_and_stays_the_first() -> None:
+    probs = torch.tensor([[0.7, 0.2, 0.1, 0.0], [0.1, 0.2, 0.7, 0.0]], dtype=torch.float64)
+    found = sharpened(probs, 1.0, torch.tensor([1.0, 5.0, 500.0, 0.0]))
+    power = probs[0, :3] ** (1 / 1.5)
+    assert found[0, :3].numpy() == pytest.approx((power / power.sum()).numpy())
+    assert found[1, 2] == pytest.approx(0.7, abs=1e-3)
+    assert (found[:, 3] == 0).all()
+    assert (found.argmax(dim=1) == probs.argmax(dim=1)).all()
+
+
+def test_weights_of_labels_give_classes_their_shares() -> None:
+    codes = torch.tensor([0] * 8 + [1] * 2)
+    shares = torch.tensor([0.2, 0.8], dtype=torch.float64)
+    weights = label_weights(codes, shares)
+    assert float(weights[codes == 1].sum() / weights.sum()) == pytest.approx(0.8)
+    assert float(weights.sum()) == pytest.approx(1 / (8 * 0.025**2 + 2 * 0.4**2))
+    assert float(label_weights(codes, torch.tensor([0.8, 0.2])).sum()) == pytest.approx(10)
 
 
 def test_targets_keep_their_kind() -> None:

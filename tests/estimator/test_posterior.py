@@ -186,7 +186,11 @@ def test_reasons_are_found_among_rows_of_other_classes_and_for_a_class_of_one_ro
     posterior = Posterior(features, weights, kernel=RBF(), noise_std=NOISE_STD)
     for last in (0.0, 100.0):
         bias = torch.tensor([0.0, 0.0, 0.0, last])
-        scored = posterior.score(queries, bias=bias)
+
+        def choose(mean: Tensor, _: int, bias: Tensor = bias) -> Tensor:
+            return (mean + bias).argmax(dim=1)
+
+        scored = posterior.score(queries, choose=choose)
         assert ((scored.classes == 3) == (last > 0)).all()
         given = Problem(features, weights, queries)
         check_against_reference(scored, given, RBF(), bias=bias.double())
@@ -197,7 +201,7 @@ def test_without_labelled_rows_the_prior_answers(generator: torch.Generator) -> 
     for kernel in (RBF(output_scale=2.0), Laplace(output_scale=2.0), Cosine(output_scale=2.0)):
         posterior = fitted(Problem(torch.empty(0, 4), torch.empty(0, 3), queries), kernel)
         assert len(posterior) == 0
-        scored = posterior.score(queries, bias=torch.tensor([0.0, 1.0, 0.5]))
+        scored = posterior.score(queries, choose=lambda mean, _: torch.ones(len(mean)))
         assert (scored.mean == 0).all()
         assert scored.variance is not None
         assert (scored.variance == 2).all()
@@ -231,12 +235,20 @@ def test_reasons_are_found_where_every_weight_is_zero() -> None:
     assert (scored.reasons == 0).all()
 
 
-def test_the_bias_chooses_the_class_and_nothing_else(generator: torch.Generator) -> None:
+def test_the_caller_chooses_the_class_and_nothing_else(generator: torch.Generator) -> None:
     given = problem(generator)
     posterior = fitted(given)
     bias = torch.tensor([-1e30, 0.3, 0.0, -0.1])
     plain = posterior.score(given.queries.float())
-    biased = posterior.score(given.queries.float(), bias=bias)
+    asked = []
+
+    def choose(mean: Tensor, start: int) -> Tensor:
+        asked.append((start, len(mean)))
+        assert torch.equal(mean, plain.mean[start : start + len(mean)])
+        return (mean + bias).argmax(dim=1)
+
+    biased = posterior.score(given.queries.float(), choose=choose)
+    assert sum(rows for _, rows in asked) == len(given.queries)
     assert torch.equal(plain.mean, biased.mean)
     assert not (biased.classes == 0).any()
     assert not torch.equal(plain.classes, biased.classes)

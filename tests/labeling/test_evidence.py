@@ -12,15 +12,14 @@ from sklearn.semi_supervised import LabelSpreading
 
 from semigpc.estimator import LeftOutLabels, SemiGPClassifier
 from semigpc.estimator.answers import wilson
+from semigpc.estimator.fitting import STAYS, assign_folds
 from semigpc.labeling import evidence as module
 from semigpc.labeling.evidence import (
     PEERS,
-    STAYS,
     CrossValidation,
     HeldOut,
     Peer,
     accepted,
-    assign_folds,
     balanced_recall,
     compare_peers,
     confused_rows,
@@ -145,18 +144,20 @@ def test_without_unlabelled_rows_labels_count_the_same() -> None:
 def test_held_out_labels_are_predicted_as_by_a_model_that_never_had_them() -> None:
     given = problem(apart=2.0)
     model = given.fit(scaling="standard", length_scale=3.0, noise_std=0.5, logit_scale=6.0)
+    left = model.held_out_
+    assert left is not None
     rows = np.concatenate([given.x, given.unlabeled])
-    folds = np.arange(len(given.labels)) % 4
-    left = model.leave_one_out(folds)
-    for fold in range(4):
-        held = folds == fold
-        kept = np.where(held, np.array(None), given.labels)
+    for row in (0, 11, 30, 41):
+        kept = given.labels.copy()
+        kept[row] = None
         labels = np.concatenate([kept, [None] * len(given.unlabeled)])
         other = SemiGPClassifier(**model.get_params()).fit(rows, labels)
-        out = given.x[held]
-        assert (other.predict(out) == model.classes_[left.decided[held]]).all()
-        assert other.predict_proba(out) == pytest.approx(left.proba[held], abs=1e-5)
-        assert other.predict_variance(out) == pytest.approx(left.variance[held], abs=1e-5)
+        for name in ("confidence_scale_", "sharpness_", "class_shares_"):  # stay as chosen
+            setattr(other, name, getattr(model, name))
+        out = given.x[[row]]
+        assert other.predict(out)[0] == model.classes_[left.decided[row]]
+        assert other.predict_proba(out)[0] == pytest.approx(left.proba[row], abs=1e-5)
+        assert other.predict_variance(out)[0] == pytest.approx(left.variance[row], abs=1e-5)
 
 
 def test_peers_are_compared_on_a_share_of_very_many_labels(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,7 +315,7 @@ def test_suspicion_compares_the_given_class_with_the_most_probable_other_one(
     n = len(codes)
     rows = np.tile(np.array(proba, dtype=np.float32), (n, 1))
     alone: Any = {"rows": np.arange(n), "groups": np.arange(n)}
-    unused: Any = dict.fromkeys(("decided", "confidence", "likeliest", "variance"), np.zeros(n))
+    unused: Any = dict.fromkeys(("decided", "variance"), np.zeros(n))
     left = LeftOutLabels(codes=np.array(codes), proba=rows, **alone, **unused)
     assert suspicion(left) == pytest.approx(np.array(expected))
 

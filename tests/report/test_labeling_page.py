@@ -8,7 +8,12 @@ from typing import Any, cast
 import pytest
 
 from semigpc.report.charts import reliability_chart
-from semigpc.report.labeling_page import ReportImages, promise_sentence, write_labeling_report
+from semigpc.report.labeling_page import (
+    ReportImages,
+    grade_rows,
+    promise_sentence,
+    write_labeling_report,
+)
 from semigpc.report.labeling_summary import LabelingSummary
 from tests.report.labeled import make_facts
 from tests.report.test_run_page import ODD_NAMES, assert_self_contained
@@ -39,8 +44,23 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def promise(**changes: Any) -> dict[str, Any]:
     made: dict[str, Any] = {"target": 0.95, "probability": 0.9, "per_class": False, "labels": 40}
-    made |= {"supported": 0.889, "expected": 0.971, "grades": [], "without": [], "needed": {}}
+    made |= {"grades": grades(0, 30, 310, 6550), "reach": 9000, "without": [], "needed": {}}
     return made | changes
+
+
+def grades(*counts: int) -> list[dict[str, Any]]:
+    """Labels guaranteed at 99, 95, 90 and 80 %, all of them of the first of ten classes."""
+    precisions = (0.99, 0.95, 0.9, 0.8)
+    expected = (0.996, 0.978, 0.953, 0.894)
+    return [
+        {
+            "precision": precision,
+            "labels": labels,
+            "classes": [labels, *[0] * 9],
+            "expected": share if labels else None,
+        }
+        for precision, labels, share in zip(precisions, counts, expected, strict=True)
+    ]
 
 
 def test_the_page_needs_nothing_else_and_has_every_chart_with_a_caption(page: str) -> None:
@@ -55,7 +75,7 @@ def test_the_headline_has_counts_reasons_precision_and_how_it_was_measured(page:
     statuses = make_facts()["statuses"]
     shares = {key: f"{number:,} ({number / 200:.1f}%)" for key, number in statuses.items()}
     assert f"Of 20,000 rows without a label, {shares['pseudo']} got one." in page
-    assert re.search(re.escape(shares["abstained"]) + r" [^<]*\(below 62\.0%", page)
+    assert f"{shares['abstained']} for lack of confidence" in page
     assert f"{shares['outlier']} because they are unlike everything labelled" in page
     assert "92.3% of the labels given out would be right (95% interval 90.0% to 94.1%)" in page
     assert "less than the 95.0% requested" in page
@@ -64,20 +84,19 @@ def test_the_headline_has_counts_reasons_precision_and_how_it_was_measured(page:
     assert "biased low" in page
 
 
-def test_promise_and_confidence_are_stated_apart() -> None:
-    def sentence(*, new_labels: int = 1, **changes: Any) -> str:
+def test_what_is_guaranteed_and_what_is_expected_are_two_words() -> None:
+    def sentence(*, new_labels: int = 2500, **changes: Any) -> str:
         facts = make_facts(promise=promise(**changes))
         facts["statuses"]["pseudo"] = new_labels
         return promise_sentence(cast("LabelingSummary", facts))
 
     plain = sentence()
-    assert "95% of the labels given out are right, with probability 90%" in plain
-    assert "support 88% (40 given labels)." in plain
-    assert "the mean confidence of the labels given out is 97.1%" in plain
-    per_class = sentence(per_class=True, supported=0.95)
-    assert "95% of the labels given out of every class are right" in per_class
-    assert "support" not in per_class
-    nothing = sentence(new_labels=0, expected=None, supported=None)
+    assert "Guaranteed: at least 95% of the 2,500 labels given out are right." in plain
+    assert "Expected: 97.8%." in plain
+    assert "in 90 of 100 cases" in plain
+    assert plain.count("%") == 2
+    assert "given out of every class are right" in sentence(per_class=True)
+    nothing = sentence(new_labels=0, grades=grades(0, 0, 0, 0))
     assert nothing == "40 given labels are too few to guarantee 95% precision."
 
 
@@ -92,21 +111,27 @@ def test_promise_and_confidence_are_stated_apart() -> None:
     ],
 )
 def test_every_grade_is_counted_and_a_lower_one_offered_where_few_labels_are_given_out(
-    counts: tuple[int, ...], offer: str | None
+    counts: tuple[int, ...], offer: str | None, tmp_path: Path
 ) -> None:
-    precisions = (0.99, 0.95, 0.9, 0.8)
-    grades = [
-        {"precision": precision, "labels": labels}
-        for precision, labels in zip(precisions, counts, strict=True)
-    ]
-    facts = make_facts(promise=promise(grades=grades))
+    facts = make_facts(promise=promise(grades=grades(*counts)))
     facts["statuses"]["pseudo"] = counts[1]
     sentence = promise_sentence(cast("LabelingSummary", facts))
-    total = sum(facts["statuses"].values()) - facts["statuses"]["labelled"]
-    listed = " · ".join(f"{100 * p:g}%: {n:,}" for p, n in zip(precisions, counts, strict=True))
-    assert f"{listed} of {total:,}." in sentence
     assert ("target precision" in sentence) == (offer is not None)
     assert (offer or "") in sentence
+    rows = {row.name: row for row in grade_rows(cast("LabelingSummary", facts))}
+    named = dict(zip(("99%", "95%", "90%", "80%"), counts, strict=True))
+    assert {name: rows[name].labels for name in named if name in rows} == {
+        name: number for name, number in named.items() if number
+    }
+    total = sum(facts["statuses"].values()) - facts["statuses"]["labelled"]
+    outliers = facts["statuses"]["outlier"]
+    assert rows["unlike everything"].labels == outliers
+    assert rows["open"].labels == total - counts[3] - outliers
+    page = page_of(tmp_path, facts)
+    for name, number in named.items():
+        cell = f'<td class="name">{name}</td><td class="number">{number:,}</td>'
+        assert (cell in page) == bool(number)
+    assert "<th>Guaranteed 80%</th>" in page
 
 
 @pytest.mark.slow

@@ -52,6 +52,7 @@ def make_labelled(
     bad: int | None = None,
     wrong: int = 0,
     names: tuple[str, ...] = CLASSES,
+    target: float | None = None,
 ) -> Path:
     """Return ``root/out`` with labels, beside ``root/photos`` and ``root/data.parquet``.
 
@@ -66,6 +67,7 @@ def make_labelled(
         bad: a row whose embedding is NaN.
         wrong: so many labelled circles are labelled as squares.
         names: of the classes.
+        target: the precision to guarantee; labels of confidence 0.85 are given out without it.
     """
     rng = np.random.default_rng(0)
     photos = root / "photos"
@@ -108,8 +110,8 @@ def make_labelled(
             labels=root / "labels.csv",
             out=root / "out",
             images=photos if images else None,
-            abstain=0.85,
-            target_precision=None,
+            abstain=0.85 if target is None else None,
+            target_precision=target,
             skip_bad=bad is not None,
             report=False,
         )

@@ -338,6 +338,25 @@ def test_many_cards_are_accepted_at_once_and_undone_at_once(
     assert page.problems == []
 
 
+def test_guarantees_are_counted_beside_the_cards(tmp_path: Path, browser: Any) -> None:
+    out = make_labelled(tmp_path, count=300, each=20, target=0.9)
+    with served_here(out) as address:
+        check_guarantees(open_page(browser, address))
+
+
+def check_guarantees(page: Any) -> None:
+    names = page.locator("#grades dt").all_inner_texts()
+    counts = [int(text.replace(",", "")) for text in page.locator("#grades dd").all_inner_texts()]
+    *grades, open_rows, outliers = zip(names, counts, strict=True)
+    assert grades, "the shapes are easy enough for some guarantee"
+    assert [name for name, _ in grades] == sorted((name for name, _ in grades), reverse=True)
+    assert (open_rows[0], outliers[0]) == ("open", "unlike everything")
+    page.locator(".status.pseudo").click()
+    expect(page.locator(".card .chip.grade").first).to_be_visible()
+    assert page.locator(".card .chip.grade").first.inner_text() in dict(grades)
+    assert page.problems == []
+
+
 def test_a_screen_reader_is_told_what_is_where(address: str, browser: Any) -> None:
     page = open_page(browser, address)
     grid = page.get_by_role("grid", name="Cards")
@@ -349,7 +368,7 @@ def test_a_screen_reader_is_told_what_is_where(address: str, browser: Any) -> No
     believed = current(page).locator(".believed b").inner_text()
     assert label.startswith(f"{believed}, ")
     assert "percent" in label
-    assert "because of 3 labels: " in label
+    assert "looks like these 3" in label
     press(page, "Enter")
     expect(page.get_by_role("status")).to_contain_text(f"Accepted {believed} for ")
     expect(focused).not_to_have_attribute("aria-label", label)

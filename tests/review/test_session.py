@@ -3,7 +3,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pytest
@@ -208,25 +208,34 @@ def test_a_suspected_label_stands_beside_what_the_others_predict(contested: Sess
     assert contested.card(row)["sides"] == card["sides"]
 
 
-def test_a_row_whose_class_is_not_its_likeliest_shows_both_with_their_probabilities(
-    session: Session,
+@pytest.mark.parametrize("prior", ["estimated", "balanced"])
+def test_a_card_shows_the_class_and_the_probabilities_of_the_one_posterior(
+    out: Path, prior: Literal["estimated", "balanced"]
 ) -> None:
-    cards = session.page(Filters(status="all"), count=200)["cards"]
-    split = 0
-    for card in cards:
+    settings = LabelSettings(
+        data=out.parent / "data.parquet",
+        labels=out.parent / "labels.csv",
+        out=out.parent / prior,
+        class_prior=prior,
+        report=False,
+    )
+    label_data(settings)
+    session = open_session(settings.out)
+    classifier = session.model.classifier
+    for card in session.page(Filters(status="all"), count=200)["cards"]:
+        if card["status"] == "labelled":
+            continue
+        probs = classifier.predict_proba(session.model.embeddings([card["row"]]))[0]
+        worth = probs / (np.sqrt(classifier.class_shares_) if prior == "balanced" else 1)
+        assert card["label"] == classifier.classes_[worth.argmax()]
+        assert card["confidence"] == pytest.approx(probs[worth.argmax()], abs=1e-3)
+        assert card["sides"] is None
         choices = session.choices([card["row"]])[card["row"]]
-        if not card["sides"]:
-            shares = [share for _, share in choices]
-            assert shares[0] >= max(shares[1:]) - 1e-3, "no other class is more probable"
-        elif not card["suspected"]:
-            split += 1
-            decided, likeliest = card["sides"]
-            assert card["status"] in ("abstained", "outlier")
-            assert (decided["label"], decided["share"]) == (card["label"], card["confidence"])
-            assert decided["share"] < likeliest["share"]
-            assert all(len(side["reasons"]) == 3 for side in card["sides"])
-            assert [name for name, _ in choices[:2]] == [decided["label"], likeliest["label"]]
-    assert split
+        assert choices[0] == (card["label"], card["confidence"])
+        assert dict(choices) == pytest.approx(
+            dict(zip(classifier.classes_.tolist(), probs.tolist(), strict=True)), abs=2e-3
+        )
+    session.close()
 
 
 # Answers --------------------------------------------------------------------------------------

@@ -78,8 +78,8 @@ def label(
     ] = False,
     prior: Annotated[
         Literal["balanced", "estimated"],
-        option("--prior", DECISIONS, "PRIOR", "balanced, or estimated (misses rare classes)."),
-    ] = "balanced",
+        option("--prior", DECISIONS, "PRIOR", "estimated, or balanced: for rare classes."),
+    ] = "estimated",
     id_column: Annotated[
         str | None, option("--id", COLUMNS, "NAME", "Ids; file_name or id by default.")
     ] = None,
@@ -190,6 +190,8 @@ def label(
     console = Console()
     for note in summary["notes"]:
         console.print(verbatim(f"note: {note}"))
+    if summary["promise"]:
+        console.print(_grades_table(summary))
     console.print(_classes_table(summary))
     for sentence in _sentences(summary):
         say(sentence)
@@ -197,25 +199,49 @@ def label(
 
 
 def _sentences(summary: "LabelingSummary") -> list[str]:
-    """Which classes got nothing, and what is promised of the others."""
-    from semigpc.report.labeling_page import promise_sentence
+    """Which classes got nothing, what is promised of the others, and what would give out more."""
+    from semigpc.report.labeling_page import (
+        grade_that_gives_more,
+        promise_sentence,
+        reach_sentence,
+    )
 
     needed = summary["promise"]["needed"] if summary["promise"] else {}
-    return [sentence for sentence in (no_new_labels(needed), promise_sentence(summary)) if sentence]
+    more = grade_that_gives_more(summary)
+    option = ""
+    if more is not None:
+        option = f"to give these out: --target-precision {more['precision']:g} --overwrite"
+    sentences = (no_new_labels(needed), promise_sentence(summary), option, reach_sentence(summary))
+    return [sentence for sentence in sentences if sentence]
+
+
+def _grades_table(summary: "LabelingSummary") -> Table:
+    """How many labels are guaranteed at each precision, and what to expect of them."""
+    from semigpc.report.labeling_page import grade_rows
+
+    made = table("", "guaranteed right", f">{summary['rows_noun']}", ">expected right")
+    for row in grade_rows(summary):
+        expected = "" if row.expected is None else percent(row.expected)
+        made.add_row(row.name, str(row.labels), expected)
+    return made
 
 
 def _classes_table(summary: "LabelingSummary") -> Table:
-    """Labels given and made of each class, and how many rows got none."""
+    """Labels given and made of each class, and how many are guaranteed at each precision."""
     from semigpc.io.text import ordered
 
     caption = ", ".join(f"{summary['statuses'][key]} {word}" for key, word in STATUSES.items())
-    headings = ("class", ">given", ">pseudo-labelled", ">believed share")
+    grades = summary["promise"]["grades"] if summary["promise"] else []
+    grades = [grade for grade in grades if grade["labels"]]
+    names = [f">at {100 * grade['precision']:g}%" for grade in grades]
+    headings = ("class", ">given", ">new", *names, ">believed share")
     made = table(verbatim(summary["title"]), *headings, caption=caption)
-    order = ordered(summary["classes"])
-    columns = (summary["classes"], summary["given"], summary["pseudo"], summary["believed"])
-    rows = sorted(zip(*columns, strict=True), key=lambda row: order.index(row[0]))
-    for name, given, pseudo, believed in rows[:CLASSES_LISTED]:
-        made.add_row(verbatim(name), str(given), str(pseudo), percent(believed))
-    if len(rows) > CLASSES_LISTED:
-        made.add_row(f"and {len(rows) - CLASSES_LISTED} more", "", "", "")
+    place = {name: c for c, name in enumerate(summary["classes"])}
+    classes = ordered(summary["classes"])
+    for name in classes[:CLASSES_LISTED]:
+        c = place[name]
+        counts = (summary["given"][c], summary["pseudo"][c], *(g["classes"][c] for g in grades))
+        made.add_row(verbatim(name), *map(str, counts), percent(summary["believed"][c]))
+    if len(classes) > CLASSES_LISTED:
+        made.add_row(f"and {len(classes) - CLASSES_LISTED} more")
     return made

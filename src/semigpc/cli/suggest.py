@@ -83,7 +83,7 @@ def suggest(
 
 
 def _suggestions_table(suggestions: "list[Suggestion]", id_name: str) -> Table:
-    made = table("", ">rank", id_name, "likeliest", ">confidence", "why")
+    made = table("", ">rank", id_name, "believed", ">confidence", "why")
     for rank, row in enumerate(suggestions[:SUGGESTIONS_SHOWN], start=1):
         names = (verbatim(row.id), verbatim(row.believed))
         made.add_row(str(rank), *names, percent(row.confidence), verbatim(row.why))

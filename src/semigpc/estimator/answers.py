@@ -1,5 +1,5 @@
 """What the estimator returns, and the steps around its GP: from rows to points, from scores to
-probabilities.
+probabilities and grades.
 
 Also the confidence interval of a share, such as the share of right answers.
 """
@@ -27,6 +27,14 @@ KNOTS = 257  # quantiles from which ranks are computed
 # Deviation over mean below which the mean of a column is subtracted before rounding: float32 has 24
 # bits, and at least 12 of them are to be left for the deviation.
 OFFSET_RATIO = 2.0**-12
+# Of the probabilities: chosen together on 49 problems, seeds 100 to 103 (docs/results.md).
+GIVEN_WEIGHT = 0.6  # of the GP over given labels
+SHARE_POWER = 0.5  # of pi
+# Factor of lambda: left-out scores are less confident than those of unlabelled rows, and shares
+# estimated from soft scores collapse.
+SHARPENING = 2.0
+FEW_LABELS = 0.5  # labels of a class at which b is half of beta
+SMALLEST = 1e-12  # probability and share, before logarithms
 Z95 = 1.959963984540054  # normal quantile of a two-sided 95% interval
 
 
@@ -53,13 +61,12 @@ class Answers(NamedTuple):
     Attributes:
         codes: (M,) the class, as an index into ``classes_``.
         confidence: (M,) the probability that this class is right for a row like the unlabelled
-            ones.
-        likeliest, likeliest_confidence: (M,) the class of largest probability, and that
-            probability. Where it is another class, the row is not given a label.
+            ones: its entry of ``predict_proba``.
+        second, second_confidence: (M,) the most probable of the other classes, and its probability.
         variance: (M,) posterior over prior variance, 0 (known) to 1 (unlike all labelled rows);
             None if not requested.
         status: (M,) uint8, a :class:`Status`; never LABELLED.
-        grade: (M,) the highest precision that is promised for labels like this one; 0 if none is.
+        grade: (M,) the highest precision that is guaranteed for labels like this one; 0 if none is.
         rows: (M, top) numbers of the labelled rows that contribute most to the class, -1 where
             there are fewer.
         weights: (M, top) what each adds to the score of the class, signed.
@@ -68,8 +75,8 @@ class Answers(NamedTuple):
 
     codes: Integers
     confidence: Floats
-    likeliest: Integers
-    likeliest_confidence: Floats
+    second: Integers
+    second_confidence: Floats
     variance: Floats | None
     status: NDArray[np.uint8]
     grade: Floats
@@ -101,14 +108,12 @@ class Explanation(NamedTuple):
 
 
 class LeftOutLabels(NamedTuple):
-    """Each of the n given labels as the others predict it, without copies of its row.
+    """Given labels (n,) as the others predict them, without copies of their rows.
 
     Attributes:
         rows: (n,) row numbers. codes: (n,) the given classes. groups: (n,) of copies.
-        proba: (n, C) by the other labels, under equal class priors.
-        decided: (n,) the class that they decide for. confidence: (n,) its probability under the
-            estimated shares.
-        likeliest: (n,) the class of largest probability under these.
+        proba: (n, C) by the other labels.
+        decided: (n,) the class that they decide for.
         variance: (n,) posterior over prior variance without the row itself.
     """
 
@@ -117,9 +122,12 @@ class LeftOutLabels(NamedTuple):
     groups: Integers
     proba: Floats
     decided: Integers
-    confidence: Floats
-    likeliest: Integers
     variance: Floats
+
+    @property
+    def confidence(self) -> Floats:
+        """Return the probability (n,) of the class that was decided."""
+        return self.proba[np.arange(len(self.decided)), self.decided]
 
 
 # From rows to points ----------------------------------------------------------------------------
@@ -225,11 +233,11 @@ class GaussianRanks:
         return torch.special.ndtri(shares).mT.contiguous().numpy()  # type: ignore[no-any-return]
 
 
-# From scores to probabilities --------------------------------------------------------------------
+# From scores to probabilities -------------------------------------------------------------------
 
 
 class Decisions(NamedTuple):
-    """Classes (M,) decided for M rows, and probabilities (M, C) under the estimated shares."""
+    """Probabilities (M, C) of M rows, and the class (M,) that is decided for each."""
 
     probs: Tensor
     classes: Tensor
@@ -240,47 +248,69 @@ class Decisions(NamedTuple):
         return self.probs.gather(1, self.classes.unsqueeze(1)).squeeze(1)
 
 
-class Calibration(NamedTuple):
-    """What turns scores (M, C) into probabilities.
+@dataclass(frozen=True)
+class Probabilities:
+    """What turns the scores (M, C) of two GPs into one vector of probabilities for each row.
 
-    Attributes:
-        logit_scale: lambda. confidence_scale: lambda'.
-        log_shares: (C,) of the unlabelled rows. counts: (C,) labels of each class; a class without
-            labels is never chosen.
-        scales: (C,) factors that scores contain already. estimated: whether the class is chosen
-            under these shares.
+        p ~ ( 0.6 softmax(lambda' mu + log(pi) / 2)
+            + 0.4 softmax(2 lambda s mu~ + log(pi) / 2) ) ^ b
+        b = beta n_c / (n_c + 1/2)                                c the most probable class
+
+    mu are the scores by the given labels, which are right about frequent classes. mu~ are those by
+    the given labels and the rows that joined in self-training, with equal evidence
+    s = sqrt(nbar / n_c) for every class: they know more, find the rare classes, and are too sure of
+    them. Neither is the better one everywhere, and their average is better than both
+    (docs/results.md). pi are the estimated shares of the classes among the unlabelled rows. As
+    these are estimates, only their square root counts. beta is chosen so that left-out labels are
+    most likely; a class with one or two labels is believed less, by the last factor.
+
+    Args:
+        logit_scale: lambda. confidence_scale: lambda'. sharpness: beta.
+        shares: (C,) pi. counts: (C,) given labels; a class without any has the probability 0.
+        balanced: whether the class is decided as if all classes were equally frequent.
     """
 
     logit_scale: float
     confidence_scale: float
-    log_shares: Tensor
+    sharpness: float
+    shares: Tensor
     counts: Tensor
-    scales: Tensor
-    estimated: bool
+    balanced: bool = False
 
-    def bias(self) -> Tensor:
-        """Return the log prior over the logit scale, (C,)."""
-        bias = (
-            self.log_shares / self.confidence_scale
-            if self.estimated
-            else torch.zeros(len(self.counts))
-        )
-        return bias.masked_fill(self.counts <= 0, -1e30)
+    def average(self, plain: Tensor, even: Tensor) -> Tensor:
+        """Return the average (M, C) of both GPs, before it is raised to b. O(M C).
 
-    def probs(self, scores: Tensor) -> Tensor:
-        """Return probabilities (M, C) under the class prior by which classes are chosen."""
-        if self.estimated:
-            return torch.softmax(self.pool_logits(scores), dim=1)
-        return torch.softmax(
-            (self.logit_scale * scores).masked_fill(self.counts <= 0, -math.inf), dim=1
-        )
+        Args:
+            plain: (M, C) mu. even: (M, C) s mu~.
+        """
+        prior = SHARE_POWER * self.shares.clamp_min(SMALLEST).log()
+        prior = prior.masked_fill(self.counts <= 0, -math.inf)
+        given = torch.softmax(self.confidence_scale * plain + prior, dim=1)
+        joined = torch.softmax(SHARPENING * self.logit_scale * even + prior, dim=1)
+        return GIVEN_WEIGHT * given + (1 - GIVEN_WEIGHT) * joined
 
-    def pool_logits(self, scores: Tensor) -> Tensor:
-        """Return log probabilities (M, C), up to a constant, under the estimated shares."""
-        factors = (self.confidence_scale / self.scales.clamp_min(1e-9)).float()
-        return torch.addcmul(
-            self.log_shares.masked_fill(self.counts <= 0, -math.inf), scores, factors
-        )
+    def of(self, plain: Tensor, even: Tensor) -> Tensor:
+        """Return probabilities (M, C); rows sum to 1. O(M C)."""
+        return sharpened(self.average(plain, even), self.sharpness, self.counts)
+
+    def decide(self, probs: Tensor) -> Decisions:
+        """Return the class of each row of probabilities (M, C): argmax of p, or of p / sqrt(pi)."""
+        worth = probs
+        if self.balanced:
+            worth = probs / self.shares.clamp_min(SMALLEST).to(probs) ** SHARE_POWER
+        return Decisions(probs, worth.argmax(dim=1))
+
+
+def sharpened(probs: Tensor, sharpness: float, counts: Tensor) -> Tensor:
+    """Return probabilities (M, C) raised to b, so that they sum to 1 again. O(M C).
+
+    Args:
+        probs: (M, C). sharpness: beta. counts: (C,) or (M, C) labels of each class.
+    """
+    largest = probs.argmax(dim=1, keepdim=True)
+    labels = counts.to(probs).expand_as(probs).gather(1, largest)
+    power = sharpness * labels / (labels + FEW_LABELS)
+    return torch.softmax(power * probs.clamp_min(SMALLEST).log(), dim=1).where(probs > 0, 0.0)
 
 
 def left_out_scores(
@@ -310,8 +340,10 @@ def left_out_scores(
     return scores.masked_fill(impossible, -math.inf)
 
 
-def highest_grade(grades: Mapping[float, Doubles], codes: Integers, confidence: Floats) -> Doubles:
-    """Return the highest precision (M,) promised for rows of these classes; 0 if none. O(M).
+def highest_grade(
+    grades: Mapping[float, Doubles], codes: Integers, confidence: Floats | Doubles
+) -> Doubles:
+    """Return the highest precision (M,) guaranteed for rows of these classes; 0 if none. O(M).
 
     Args:
         grades: thresholds (C,) by precision, the highest first. codes, confidence: (M,).

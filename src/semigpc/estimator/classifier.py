@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -16,13 +17,13 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from semigpc.estimator.answers import (
+    SMALLEST,
     Answers,
-    Calibration,
-    Decisions,
     Explanation,
     Floats,
     Integers,
     LeftOutLabels,
+    Probabilities,
     Status,
     centre_of,
     highest_grade,
@@ -43,18 +44,20 @@ SCORED_ROWS = 16_384  # at a time, to bound memory
 class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """Gaussian process classification of rows of which a few are labelled, made for long tails.
 
-        mu(x) = k(h, h_Q) K^-1 (Y - 1 pi^T)       h = scaling(x)       K = k(h_Q, h_Q) + sigma^2 I
-        p(c | x) ~ exp(lambda sqrt(nbar / n_c) mu_c(x))                      the class is its argmax
-        confidence = q(c | x) ~ share_c exp(lambda' mu_c(x))                 of that class
+        mu(x) = k(h, h_Q) K^-1 (Y - 1 nu^T)       h = scaling(x)       K = k(h_Q, h_Q) + sigma^2 I
+        p(c | x) ~ ( 0.6 softmax(lambda' mu + log(pi) / 2)
+                   + 0.4 softmax(2 lambda sqrt(nbar / n_c) mu~ + log(pi) / 2) )^b
 
-    Equal evidence for every class, sqrt(nbar / n_c), gives the best recall of rare classes. It also
-    lowers the probabilities of large ones, so the probability that a label is right is taken from
-    mu itself, under the shares of the unlabelled rows.
+    mu~ is the same of a GP that also holds unlabelled rows which joined in self-training, pi are
+    the estimated shares of the classes among the unlabelled rows, and nu those of the labels. The
+    class is the argmax of p, its confidence is p, and everything else follows from p too: see
+    :class:`semigpc.estimator.answers.Probabilities`.
 
     ``fit`` chooses scaling, l, sigma and lambda by leave-one-out in closed form with every class
-    counting the same, and estimates from the unlabelled rows how often each class occurs among
-    them. A label comes with its probability, the posterior variance, and the labelled rows that
-    contribute most; ``partial_fit`` takes a correction in O(N^2).
+    counting the same, estimates from the unlabelled rows how often each class occurs among them,
+    and chooses b so that left-out labels are most likely. A label comes with its probability, the
+    posterior variance, and the labelled rows that contribute most; ``partial_fit`` takes a
+    correction in O(N^2).
 
     Cost: fit O(n^3) for n labelled rows, a prediction O(n (D + C)), with its variance O(n (D + n)).
     Beyond 26 215 labelled rows, or what half of the machine's memory holds, the average of several
@@ -68,16 +71,15 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             distance.
         noise_std: sigma, beside an output scale of 1; "auto" chooses.
         logit_scale: lambda; "auto" maximises the likelihood of left-out labels.
+        sharpness: b, but for classes with one or two labels; "auto" does the same.
         scaling: "unit", "centered", "standard", "rank" or "none", see
             :class:`semigpc.estimator.Scaling`; "auto" chooses.
-        class_prior: "balanced" decides as if all classes were equally frequent, which is best for
-            rare classes; "estimated" decides under the estimated shares of the unlabelled rows,
-            which makes the fewest errors.
+        class_prior: "estimated" decides for the most probable class, which makes the fewest errors
+            and hardly fewer in rare classes. "balanced" decides for the largest p / sqrt(pi), which
+            finds more rows of rare classes and makes more errors; confidence stays p.
         self_training: rounds in which unlabelled rows of high confidence join the labelled ones;
             False is 0; "auto" is three if recall of left-out labels, averaged over classes, is at
-            least a half, and 0 otherwise. Rows that joined are used for the class, in ``predict``
-            and ``predict_proba``, but not for its confidence, its variance and its reasons, which
-            come from given labels alone.
+            least a half, and 0 otherwise. Variance and reasons come from given labels alone.
         abstain: confidence below which no label is given out, in place of ``target_precision``;
             above 1, none ever is.
         target_precision: with probability 90 % over the labels drawn, at least this share of the
@@ -86,7 +88,7 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             for every row.
         per_class: whether the promise is made for the labels of each class by itself.
         outlier_quantile: rows of a larger variance than this share of the labelled ones (left out)
-            are called outliers.
+            are called outliers, if no class has a probability of (1 + 1 / C) / 2 or more.
         random_state: seed for subsets of many labels.
 
     Attributes:
@@ -97,9 +99,11 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         threshold_: (C,) confidence below which a label of each class is withheld; 0 if none ever
             is.
         promise_: what can be said of the labels given out, see :class:`semigpc.estimator.Promise`.
-        outlier_variance_: variance above which a row is an outlier.
-        scaling_, kernel_, length_scale_, noise_std_, logit_scale_, self_training_: as chosen.
-            confidence_scale_: lambda'.
+        held_out_: given labels as the others predict them by the whole procedure, self-training
+            included; None if ``sharpness`` is given and nothing is promised.
+        outlier_variance_: variance above which a row may be an outlier.
+        scaling_, kernel_, length_scale_, noise_std_, logit_scale_, sharpness_, self_training_: as
+            chosen. confidence_scale_: lambda'.
         labeled_rows_: numbers of the rows with a given label. n_features_in_: D.
         copy_groups_: (n,) the group of each of these rows. Rows of one group are copies of each
             other, see :class:`semigpc.estimator.Copies`, and are left out together.
@@ -114,8 +118,9 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         length_scale: float | Literal["auto"] = "auto",
         noise_std: float | Literal["auto"] = "auto",
         logit_scale: float | Literal["auto"] = "auto",
+        sharpness: float | Literal["auto"] = "auto",
         scaling: str = "auto",
-        class_prior: Literal["balanced", "estimated"] = "balanced",
+        class_prior: Literal["balanced", "estimated"] = "estimated",
         self_training: int | bool | Literal["auto"] = "auto",
         abstain: float | None = None,
         target_precision: float | None = 0.95,
@@ -127,6 +132,7 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.length_scale = length_scale
         self.noise_std = noise_std
         self.logit_scale = logit_scale
+        self.sharpness = sharpness
         self.scaling = scaling
         self.class_prior = class_prior
         self.self_training = self_training
@@ -182,11 +188,13 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.kernel_ = fitted.memory.kernel
         self.length_scale_ = fitted.length_scale
         self.noise_std_ = fitted.memory.noise_std
-        self.logit_scale_ = fitted.logit_scale
-        self.confidence_scale_ = fitted.confidence_scale
+        self.logit_scale_ = fitted.probabilities.logit_scale
+        self.confidence_scale_ = fitted.probabilities.confidence_scale
+        self.sharpness_ = fitted.probabilities.sharpness
+        self.held_out_ = fitted.held_out
         self.self_training_ = fitted.rounds
         self.outlier_variance_ = fitted.outlier_variance
-        self.class_shares_ = fitted.shares
+        self.class_shares_ = fitted.probabilities.shares.numpy()
         self.promise_ = fitted.promise
         self.threshold_ = fitted.promise.thresholds
         self._count()
@@ -300,23 +308,10 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self._named(answers.codes, withheld=answers.status != Status.PSEUDO)
 
     def predict_proba(self, X: Any) -> Floats:
-        """Return probabilities (M, C) under the class prior; rows sum to 1. O(M n (D + C))."""
+        """Return probabilities (M, C); rows sum to 1. O(M n (D + C))."""
         rows = self._checked(X)
-        calibration = self._calibration()
         with self._threads(rows, variance=False):
-            parts = self._scored(rows, self._helped or self._memory)
-            return np.concatenate([calibration.probs(scored.mean).numpy() for _, scored in parts])
-
-    def pool_proba(self, X: Any) -> Floats:
-        """Return probabilities (M, C) under the estimated shares, by given labels alone.
-
-        Confidence is taken from these. Rows sum to 1. O(M n (D + C)).
-        """
-        rows = self._checked(X)
-        calibration = self._calibration()
-        with self._threads(rows, variance=False):
-            logits = (calibration.pool_logits(s.mean) for _, s in self._scored(rows, self._memory))
-            return np.concatenate([torch.softmax(each, dim=1).numpy() for each in logits])
+            return np.concatenate([probs.numpy() for _, probs, _ in self._scored(rows)])
 
     def predict_variance(self, X: Any) -> Floats:
         """Return posterior over prior variance (M,). O(M n (D + n)).
@@ -325,10 +320,10 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """
         rows = self._checked(X)
         with self._threads(rows, variance=True):
-            parts = self._scored(rows, self._memory, variance=True)
-            return np.concatenate(
-                [scored.variance.numpy() for _, scored in parts if scored.variance is not None]
-            )
+            starts = range(0, len(rows), SCORED_ROWS)
+            points = (self._scaling(rows[start : start + SCORED_ROWS]) for start in starts)
+            parts = [self._memory.score(each, variance=True).variance for each in points]
+            return np.concatenate([part.numpy() for part in parts if part is not None])
 
     def answer(self, X: Any, *, variance: bool = True, top: int = 3) -> Answers:
         """Return class, confidence, variance, status and reasons of rows (M, D).
@@ -343,55 +338,47 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _answer(self, X: Floats, *, variance: bool, top: int) -> Answers:
         with self._threads(X, variance=variance):
-            calibration = self._calibration()
-            parts = [
-                self._answered(points, scored, calibration, top)
-                for points, scored in self._scored(X, self._memory, variance=variance, top=top)
-            ]
+            scored = self._scored(X, variance=variance, top=top)
+            parts = [self._answered(probs, each) for _, probs, each in scored]
             columns: Any = zip(*parts, strict=True)
             joined: list[Any] = [
                 None if column[0] is None else np.concatenate(column) for column in columns
             ]
             return Answers(*joined)
 
-    def _answered(
-        self, points: Tensor, scored: Scored, calibration: Calibration, top: int
-    ) -> Answers:
-        codes = scored.classes
-        slots = scored.slots
-        weights = scored.reasons
-        if self._helped is not None:
-            codes = self._helped.score(points, bias=calibration.bias()).classes
-            other = (codes != scored.classes).nonzero().squeeze(1)
-            other_slots, other_weights, _ = self._memory.reasons(points[other], codes[other], top)
-            slots = slots.index_copy(0, other, other_slots)
-            weights = weights.index_copy(0, other, other_weights.float())
-        decisions = Decisions(torch.softmax(calibration.pool_logits(scored.mean), dim=1), codes)
-        largest, likeliest = decisions.probs.max(dim=1)
-        confidence = decisions.confidence.numpy()
-        thresholds = self.threshold_[codes.numpy()]
-        is_second = confidence < largest.numpy()
-        withheld = (confidence < thresholds) | (is_second & (thresholds > 0))
-        status = np.where(withheld, Status.ABSTAINED, Status.PSEUDO).astype(np.uint8)
+    def _answered(self, probs: Tensor, scored: Scored) -> Answers:
+        codes = scored.classes.numpy()
+        first = scored.classes.unsqueeze(1)
+        confidence = probs.gather(1, first).squeeze(1).numpy()
+        others = probs.scatter(1, first, -1.0).max(dim=1)
+        status = np.where(confidence < self.threshold_[codes], Status.ABSTAINED, Status.PSEUDO)
+        status = status.astype(np.uint8)
+        grade = highest_grade(self.promise_.grades, codes, confidence)
         variance = None if scored.variance is None else scored.variance.numpy()
         if variance is not None:
-            status[variance > self.outlier_variance_] = Status.OUTLIER
-        grade = highest_grade(self.promise_.grades, codes.numpy(), confidence)
-        grade[is_second | (status == Status.OUTLIER)] = 0
-        rows = np.append(self._memory.row_numbers(), -1)[slots.numpy()]
-        scores = scored.mean.gather(1, codes.unsqueeze(1)).squeeze(1).numpy()
+            status[self.is_outlier(variance, confidence)] = Status.OUTLIER
+            grade[status == Status.OUTLIER] = 0
         return Answers(
-            codes=codes.numpy(),
+            codes=codes,
             confidence=confidence,
-            likeliest=likeliest.numpy(),
-            likeliest_confidence=largest.numpy(),
+            second=others.indices.numpy(),
+            second_confidence=others.values.clamp_min(0).numpy(),
             variance=variance,
             status=status,
             grade=grade.astype(np.float32),
-            rows=rows,
-            weights=weights.numpy(),
-            scores=scores,
+            rows=np.append(self._memory.row_numbers(), -1)[scored.slots.numpy()],
+            weights=scored.reasons.numpy(),
+            scores=scored.mean.gather(1, first).squeeze(1).numpy(),
         )
+
+    def is_outlier(self, variance: Floats, confidence: Floats) -> NDArray[np.bool_]:
+        """Return which rows (M,) are unlike everything labelled: little is known of any class.
+
+        A row is that if its variance (M,) is larger than ``outlier_variance_``, and its confidence
+        (M,) nearer to 1 / C than to 1.
+        """
+        weak = confidence < (1 + 1 / len(self.classes_)) / 2
+        return np.asarray((variance > self.outlier_variance_) & weak)
 
     def explain(self, X: Any, top: int = 3, classes: Any = None) -> Explanation:
         """Return the labelled rows of largest weight; weights are signed and add up to the score.
@@ -404,10 +391,10 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 weight.
             classes: (M,) classes to explain, or one for all rows; the predicted ones if left out.
         """
-        points = self._scaling(self._checked(X))
+        rows = self._checked(X)
+        points = self._scaling(rows)
         if classes is None:
-            memory = self._helped or self._memory
-            codes = memory.score(points, bias=self._calibration().bias()).classes
+            codes = torch.cat([scored.classes for _, _, scored in self._scored(rows)])
         else:
             named = np.broadcast_to(np.asarray(classes), (len(points),))
             codes = torch.from_numpy(self._codes_of(named))
@@ -431,44 +418,29 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         covariance: Floats = self._memory.covariance(points, others).float().numpy()
         return covariance
 
-    def leave_one_out(self, folds: Integers | None = None) -> LeftOutLabels:
-        """Return what the other labels predict for each given label.
+    def leave_one_out(self) -> LeftOutLabels:
+        """Return what the other given labels predict for each, all classes being equally frequent.
 
         Copies of its row are left out with it (``copy_groups_``), and rows that joined in
-        self-training take no part. In closed form: O(n^2 + n C), or O(n^2 (D + C)) where
-        ``engine_`` is "ensemble". The variance of an ensemble is then that of the GPs which hold
-        the row, without it; the others hold as many similar rows.
-
-        Args:
-            folds: (n,) where given, in the order of ``labeled_rows_``: all labels of a fold are
-                left out together, in O(n^3 / F^2) for F folds, and those of fold -1 never, with NaN
-                for probabilities. Copies should be in one fold. For one exact GP only.
+        self-training take no part, so that wrong labels can be found among all of them. In closed
+        form: O(n^2 + n C), or O(n^2 (D + C)) where ``engine_`` is "ensemble". The variance of an
+        ensemble is then that of the GPs which hold the row, without it; the others hold as many
+        similar rows. ``held_out_`` has what the whole procedure predicts.
         """
         check_is_fitted(self)
         rows, codes, positions = self._memory.given()
         own = one_hot(torch.from_numpy(codes), len(self.classes_)).double()
-        if folds is None:
-            left_out = self._memory.left_out(self.copy_groups_)
-            held = own * self._memory.held_shares()[positions].unsqueeze(1)
-            removed = sums_of(held, self.copy_groups_)
-        else:
-            left_out = self._memory.left_out_together(folds)
-            removed = sums_of(own, folds)
+        left_out = self._memory.left_out(self.copy_groups_)
+        held = own * self._memory.held_shares()[positions].unsqueeze(1)
+        removed = sums_of(held, self.copy_groups_)
         about = (left_out.mean[positions], left_out.ones[positions], self._memory.counts(), removed)
         even = left_out_scores(*about)
-        plain = left_out_scores(*about, equalised=False)
-        log_shares = torch.from_numpy(self.class_shares_).clamp_min(1e-12).log()
-        probs = torch.softmax(self.confidence_scale_ * plain + log_shares, dim=1)
-        decided_by = even if self.class_prior == "balanced" else probs
-        decisions = Decisions(probs, decided_by.argmax(dim=1))
         return LeftOutLabels(
             rows=rows,
             codes=codes,
             groups=self.copy_groups_,
             proba=torch.softmax(self.logit_scale_ * even, dim=1).float().numpy(),
-            decided=decisions.classes.numpy(),
-            confidence=decisions.confidence.float().numpy(),
-            likeliest=probs.argmax(dim=1).numpy(),
+            decided=even.argmax(dim=1).numpy(),
             variance=left_out.variance[positions].clamp(0, 1).float().numpy(),
         )
 
@@ -524,13 +496,24 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return rows
 
     def _scored(
-        self, X: Floats, memory: Memory, *, variance: bool = False, top: int = 0
-    ) -> Iterator[tuple[Tensor, Scored]]:
-        """Yield points and their scores under a memory, one chunk at a time."""
-        bias = self._calibration().bias()
+        self, X: Floats, *, variance: bool = False, top: int = 0
+    ) -> Iterator[tuple[Tensor, Tensor, Scored]]:
+        """Yield points, probabilities and scores by given labels, one chunk at a time.
+
+        The classes of the scores are those that the probabilities decide for.
+        """
+        probabilities = self._probabilities()
+        scales = self._memory.scales().clamp_min(1e-9).float()
         for start in range(0, len(X), SCORED_ROWS):
             points = self._scaling(X[start : start + SCORED_ROWS])
-            yield points, memory.score(points, bias=bias, variance=variance, top=top)
+            even = None if self._helped is None else self._helped.score_unjoined(points)
+            probs = torch.empty(len(points), len(self.classes_))
+            choose = partial(_choose, probabilities, scales, even, probs)
+            yield (
+                points,
+                probs,
+                self._memory.score(points, choose=choose, variance=variance, top=top),
+            )
 
     def _threads(self, X: Floats, *, variance: bool) -> AbstractContextManager[None]:
         """Set the number of threads for all work on a block of rows."""
@@ -539,14 +522,14 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _memories(self) -> list[Memory]:
         return [self._memory] if self._helped is None else [self._memory, self._helped]
 
-    def _calibration(self) -> Calibration:
-        return Calibration(
-            self.logit_scale_,
-            self.confidence_scale_,
-            torch.from_numpy(self.class_shares_).clamp_min(1e-12).log().float(),
-            self._memory.counts(),
-            self._memory.scales(),
-            self.class_prior == "estimated",
+    def _probabilities(self) -> Probabilities:
+        return Probabilities(
+            logit_scale=self.logit_scale_,
+            confidence_scale=self.confidence_scale_,
+            sharpness=self.sharpness_,
+            shares=torch.from_numpy(self.class_shares_).clamp_min(SMALLEST).float(),
+            counts=torch.from_numpy(self.class_counts_).float(),
+            balanced=self.class_prior == "balanced",
         )
 
     def _named(self, codes: Integers, *, withheld: NDArray[np.bool_]) -> NDArray[Any]:
@@ -580,6 +563,25 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             np.where(labelled, codes, answers.codes),
             withheld=~labelled & (answers.status == Status.ABSTAINED),
         )
+
+
+def _choose(
+    probabilities: Probabilities,
+    scales: Tensor,
+    even: Tensor | None,
+    probs: Tensor,
+    mean: Tensor,
+    start: int,
+) -> Tensor:
+    """Return the classes of some rows, and write their probabilities to ``probs`` (M, C).
+
+    Args:
+        scales: (C,) factors that means contain. even: (M, C) scores of the GP with joined rows,
+            None if there is none. mean: (m, C) of the rows from ``start`` on.
+    """
+    own = slice(start, start + len(mean))
+    probs[own] = probabilities.of(mean / scales, mean if even is None else even[own])
+    return probabilities.decide(probs[own]).classes
 
 
 def read_targets(y: Any, classes: NDArray[Any] | None = None) -> tuple[Integers, NDArray[Any]]:

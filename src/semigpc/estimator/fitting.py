@@ -1,16 +1,15 @@
-"""What ``fit`` does: scale rows, choose hyper-parameters, self-train, calibrate probabilities."""
+"""What ``fit`` does: scale rows, choose hyper-parameters, self-train, leave labels out, promise."""
 
 import math
 import warnings
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral, Real
 from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.special import gammaln
 from sklearn import config_context
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils import gen_batches
@@ -19,18 +18,26 @@ from torch import Tensor
 from semigpc.estimator.answers import (
     KNOTS,
     SCALINGS,
-    Decisions,
     GaussianRanks,
     Integers,
+    LeftOutLabels,
+    Probabilities,
     Scaling,
     UnitRows,
     left_out_scores,
+    sharpened,
+)
+from semigpc.estimator.calibration import (
+    best_logit_scale,
+    choose_sharpness,
+    estimate_shares,
+    label_weights,
 )
 from semigpc.estimator.copies import CONSTANT_RATIO, Copies, counted_once, sums_of
 from semigpc.estimator.memory import Memory
 from semigpc.estimator.promise import Promise, make_promise
 from semigpc.gp import Kernel
-from semigpc.gp.certainty import auto_logit_scale, class_scales
+from semigpc.gp.certainty import auto_logit_scale
 from semigpc.gp.kernels import KERNELS, has_unit_diagonal, make_kernel
 from semigpc.gp.scales import LeftTogether, Setting, balanced_subset, choose_by_grid
 from semigpc.io.threads import suited_to
@@ -47,18 +54,10 @@ JOINING_CONFIDENCE = 0.8  # probability from which a row joins in self-training
 MOST_JOINED = 1500  # rows that join, shared evenly by the classes
 MOST_TOGETHER = 1600  # labelled and joined rows; fewer join where there would be more ...
 FEWEST_JOINED = 500  # ... but at least these
-LOGIT_SCALES = tuple(float(x) for x in np.geomspace(1.0, 80.0, 40))
-EM_ROUNDS = 200  # of expectation-maximisation at most
-CONVERGED_CHANGE = 1e-6  # of a share, below which it stops
-# Factor of lambda: left-out scores are less confident than those of unlabelled rows, and shares
-# estimated from soft scores collapse.
-SHARPENING = 2.0
-RELIED_SHARE = 0.15  # of the unlabelled rows that counts for the prior: their classes are estimates
-STRENGTHS = np.geomspace(1, 1e5, 41)  # tried, of the prior proportional to the labels, in labels
-LEAST_SHARE = 0.01  # of an even share: that of the pseudo-rows of a class
-# Largest over smallest count of labels up to which they count as chosen evenly by a person, so that
-# they contain nothing about shares.
-EVEN_RATIO = 1.5
+FOLDS = 5  # of the labels that are left out together where there is self-training
+STAYS = -1  # the fold of a label that is never left out
+FOLD_POOL_ROWS = 1500  # unlabelled rows that take part while labels are left out ...
+FOLD_JOINED = 500  # ... and of these, that join at most
 STATISTICS_ROWS = 8192  # whose statistics are taken at a time, to bound memory
 RANK_ROWS = 20_000  # rows from which the quantiles are estimated
 ENOUGH_LABELS = 200  # to choose among all scalings
@@ -73,6 +72,7 @@ class FitOptions:
     length_scale: float | None
     noise_std: float | None
     logit_scale: float | None
+    sharpness: float | None
     scaling: str
     class_prior: Literal["balanced", "estimated"]
     self_training: int | None
@@ -117,10 +117,16 @@ class FitOptions:
             "length_scale": _positive("length_scale", parameters["length_scale"]),
             "noise_std": _positive("noise_std", parameters["noise_std"]),
             "logit_scale": _positive("logit_scale", parameters["logit_scale"]),
+            "sharpness": _positive("sharpness", parameters["sharpness"]),
             "self_training": None if rounds == "auto" else rounds,
             "random_state": _whole("random_state", parameters["random_state"] or 0),
         }
         return cls(**(parameters | numbers))
+
+    @property
+    def promised(self) -> float | None:
+        """Return the precision to guarantee; None if a threshold is set, or none is asked for."""
+        return None if self.abstain is not None else self.target_precision
 
 
 def _positive(name: str, value: Any) -> float | None:
@@ -143,7 +149,8 @@ class Fitted:
     """The result of a fit.
 
     ``memory`` holds the given labels; ``helped`` also the rows that joined in self-training, and is
-    None if none did. ``copies`` are those among the labelled rows.
+    None if none did. ``copies`` are those among the labelled rows. ``held_out`` is what the others
+    predict for labels that were left out; None if it was not needed.
     """
 
     memory: Memory
@@ -151,11 +158,10 @@ class Fitted:
     copies: Copies
     scaling: Scaling
     length_scale: float
-    logit_scale: float
-    confidence_scale: float
+    probabilities: Probabilities
     rounds: int
-    shares: NDArray[np.float64]
     promise: Promise
+    held_out: LeftOutLabels | None
     outlier_variance: float
 
 
@@ -175,23 +181,48 @@ class TrainingRows(NamedTuple):
     unlabeled: Tensor
     unlabeled_numbers: Integers
 
-    def memory(self, kernel: Kernel, noise_std: float, *, equalised: bool, seed: int = 0) -> Memory:
+    def memory(self, kernel: Kernel, noise_std: float, *, seed: int = 0) -> Memory:
         """Return the GP over the labelled points."""
         codes = self.codes.numpy()
         contents = (self.points, self.targets, self.numbers, codes)
-        return Memory(kernel, noise_std, *contents, equalised=equalised, seed=seed)
+        return Memory(kernel, noise_std, *contents, seed=seed)
+
+    def labelled(self, chosen: NDArray[np.bool_]) -> "TrainingRows":
+        """Return these with some of the labelled points (n,) only."""
+        places = torch.from_numpy(np.flatnonzero(chosen))
+        return self._replace(
+            points=self.points[places],
+            codes=self.codes[places],
+            targets=self.targets[places],
+            numbers=self.numbers[chosen],
+            groups=self.groups[chosen],
+        )
+
+    def fewer_unlabeled(self, most: int, rng: np.random.Generator) -> "TrainingRows":
+        """Return these with at most so many unlabelled points, drawn at random."""
+        if len(self.unlabeled) <= most:
+            return self
+        drawn = np.sort(rng.choice(len(self.unlabeled), most, replace=False))
+        return self._replace(
+            unlabeled=self.unlabeled[torch.from_numpy(drawn)],
+            unlabeled_numbers=self.unlabeled_numbers[drawn],
+        )
 
 
 class LeftOutScores(NamedTuple):
     """Labelled rows without their own labels: scores (n, C) with and without equal evidence.
 
     Copies of a row are left out with it, and of several copies with the same label one is here.
-    ``codes`` (n,) are the given classes, and ``variance`` (n,) is the posterior variance there.
+    ``places`` (n,) are those among the labelled rows, ``codes`` (n,) the given classes, ``others``
+    (n, C) the labels of each class that are not left out, and ``variance`` (n,) is the posterior
+    variance.
     """
 
+    places: Integers
     codes: Tensor
-    equalised: Tensor
+    even: Tensor
     plain: Tensor
+    others: Tensor
     variance: Tensor
 
 
@@ -205,43 +236,59 @@ def fit_memory(
     groups = copies.groups(numbers[labelled])
     scaling, setting = _choose_setting(X, codes, labelled, groups, options, rng)
     rows = _training_rows(X, codes, numbers, groups, scaling, rng, n_classes)
-    balanced = options.class_prior == "balanced"
     kernel = make_kernel(options.kernel, setting.length_scale)
-    memory = rows.memory(kernel, setting.noise_std, equalised=balanced, seed=options.random_state)
+    memory = rows.memory(kernel, setting.noise_std, seed=options.random_state)
     left_out = _leave_out(memory, rows)
-    default = auto_logit_scale(n_classes)
-    truth = left_out.codes
-    logit_scale = options.logit_scale or best_logit_scale(left_out.equalised, truth, default)
-    confidence_scale = best_logit_scale(left_out.plain, truth, default)
+    outlier_variance = float(left_out.variance.quantile(options.outlier_quantile))
     scores = memory.score(rows.unlabeled).mean
-    shares = estimate_shares(_even(scores, memory), logit_scale, rows.targets.sum(dim=0))
+    probabilities = _choose_probabilities(left_out, rows, scores, options)
     rounds = _rounds(left_out, rows, options, memory)
-    helped, classes = self_train(memory, rows, scores, logit_scale, rounds=rounds)
+    helped, even = self_train(memory, rows, scores, probabilities.logit_scale, rounds=rounds)
     promise = Promise(np.full(n_classes, options.abstain or 0.0))
-    if options.abstain is None and options.target_precision is not None:
-        left_probs = torch.softmax(confidence_scale * left_out.plain + shares.log(), dim=1)
-        logits = confidence_scale * scores / memory.scales().clamp_min(1e-9)
-        probs = torch.softmax(logits + shares.log(), dim=1)
-        promise = make_promise(
-            Decisions(left_probs, (left_out.equalised if balanced else left_probs).argmax(dim=1)),
-            truth,
-            Decisions(probs, classes if balanced else probs.argmax(dim=1)),
-            shares,
-            options.target_precision,
-            per_class=bool(options.per_class),
-        )
+    held_out = None
+    if options.promised is not None or options.sharpness is None:
+        if rounds:
+            few = rows.fewer_unlabeled(FOLD_POOL_ROWS, rng)
+            scale = probabilities.logit_scale
+            left_out = _leave_folds_out(memory, few, scale, rounds, options.random_state)
+        probabilities, held_out = _held_out(left_out, rows, probabilities, options)
+    if options.promised is not None and held_out is not None:
+        plain = scores.double() / memory.scales().clamp_min(1e-9)
+        pool = probabilities.decide(probabilities.of(plain, even.double()))
+        settings = (probabilities.shares, probabilities.counts, options.promised)
+        promise = make_promise(held_out, pool, *settings, per_class=options.per_class)
     return Fitted(
         memory=memory,
         helped=helped,
         copies=copies,
         scaling=scaling,
         length_scale=setting.length_scale,
-        logit_scale=logit_scale,
-        confidence_scale=confidence_scale,
+        probabilities=probabilities,
         rounds=rounds,
-        shares=shares.numpy(),
         promise=promise,
-        outlier_variance=float(left_out.variance.quantile(options.outlier_quantile)),
+        held_out=held_out,
+        outlier_variance=outlier_variance,
+    )
+
+
+def _choose_probabilities(
+    left_out: LeftOutScores, rows: TrainingRows, scores: Tensor, options: FitOptions
+) -> Probabilities:
+    """Return the probabilities for both scales and the shares, of sharpness 1 if it is to choose.
+
+    Args:
+        scores: (u, C) of the unlabelled rows by the given labels.
+    """
+    counts = rows.targets.sum(dim=0)
+    default = auto_logit_scale(len(counts))
+    scale = options.logit_scale or best_logit_scale(left_out.even, left_out.codes, default)
+    return Probabilities(
+        logit_scale=scale,
+        confidence_scale=best_logit_scale(left_out.plain, left_out.codes, default),
+        sharpness=options.sharpness or 1.0,
+        shares=estimate_shares(scores, scale, counts),
+        counts=counts,
+        balanced=options.class_prior == "balanced",
     )
 
 
@@ -274,22 +321,19 @@ def _leave_out(memory: Memory, rows: TrainingRows) -> LeftOutScores:
     """Return scores and variance at labelled rows, each without its own label and its copies."""
     order = np.argsort(rows.numbers)  # the order in which a memory has them
     left_out = memory.left_out(rows.groups[order])
-    counted = counted_once(rows.groups[order], rows.codes.numpy()[order])
-    places = torch.from_numpy(np.flatnonzero(counted))
+    counted = np.flatnonzero(counted_once(rows.groups[order], rows.codes.numpy()[order]))
+    places = torch.from_numpy(counted)
     held = rows.targets[torch.from_numpy(order)] * memory.held_shares().unsqueeze(1)
     removed = sums_of(held, rows.groups[order])[places]
     means = (left_out.mean[places], left_out.ones[places])
     return LeftOutScores(
+        places=order[counted],
         codes=rows.codes[torch.from_numpy(order)][places],
-        equalised=left_out_scores(*means, memory.counts(), removed),
+        even=left_out_scores(*means, memory.counts(), removed),
         plain=left_out_scores(*means, memory.counts(), removed, equalised=False),
+        others=memory.counts() - removed,
         variance=left_out.variance[places],
     )
-
-
-def _even(scores: Tensor, memory: Memory) -> Tensor:
-    """Return scores (M, C) of a memory with equal evidence for every class."""
-    return scores * (class_scales(memory.counts()) / memory.scales().clamp_min(1e-9))
 
 
 def _rounds(
@@ -305,7 +349,7 @@ def _rounds(
         return 0
     if options.self_training is not None:
         return options.self_training
-    right = (left_out.equalised.argmax(dim=1) == left_out.codes).double()
+    right = (left_out.even.argmax(dim=1) == left_out.codes).double()
     counts = torch.bincount(left_out.codes)
     hits = torch.bincount(left_out.codes, right)
     recall = float((hits[counts > 0] / counts[counts > 0]).mean())
@@ -345,7 +389,13 @@ def _choose_setting(
 
 
 def self_train(
-    memory: Memory, rows: TrainingRows, scores: Tensor, logit_scale: float, *, rounds: int
+    memory: Memory,
+    rows: TrainingRows,
+    scores: Tensor,
+    logit_scale: float,
+    *,
+    rounds: int,
+    most: int = MOST_JOINED,
 ) -> tuple[Memory | None, Tensor]:
     """Let confident rows join for some rounds; each round chooses anew among all unlabelled rows.
 
@@ -355,17 +405,18 @@ def self_train(
 
     Args:
         memory: over the labelled rows. scores: (u, C) of the unlabelled rows by it.
-        logit_scale: lambda. rounds: 0 or more.
+        logit_scale: lambda. rounds: 0 or more. most: rows that may join.
 
     Returns:
         The GP over labelled rows and those that joined, with their probabilities as soft labels, or
-        None if none did; and the classes (u,) of all unlabelled rows.
+        None if none did; and the scores (u, C) of all unlabelled rows.
     """
     counts = rows.targets.sum(dim=0)
     present = counts > 0
-    most = min(MOST_JOINED, max(FEWEST_JOINED, MOST_TOGETHER - len(rows.points)))
+    most = min(most, max(FEWEST_JOINED, MOST_TOGETHER - len(rows.points)))
     quota = max(1, most // int(present.sum()))
-    scores = _even(scores, memory).float()
+    first = scores.float()
+    scores = first
     helped = None
     for _ in range(rounds):
         logits = (logit_scale * scores).masked_fill(~present, -torch.inf)
@@ -373,12 +424,10 @@ def self_train(
         probs = probs / probs.sum(dim=1, keepdim=True)
         joined = _most_confident(probs, quota)
         if not len(joined):
-            helped = None
-            break
+            return None, first
         helped = _joined_memory(memory, rows, joined, probs[joined].double())
-        scores = _even(helped.score(rows.unlabeled).mean, helped).float()
-        scores[joined] = _joined_scores(helped, rows.unlabeled_numbers[joined.numpy()])
-    return helped, scores.masked_fill(~present, -torch.inf).argmax(dim=1)
+        scores = helped.score_unjoined(rows.unlabeled).float()
+    return helped, scores
 
 
 def _joined_memory(memory: Memory, rows: TrainingRows, joined: Tensor, soft: Tensor) -> Memory:
@@ -390,17 +439,7 @@ def _joined_memory(memory: Memory, rows: TrainingRows, joined: Tensor, soft: Ten
         torch.cat([rows.targets, soft]),
         np.concatenate([rows.numbers, rows.unlabeled_numbers[joined.numpy()]]),
         np.concatenate([rows.codes.numpy(), np.full(len(joined), -1)]),
-        equalised=memory.equalised,
     )
-
-
-def _joined_scores(helped: Memory, numbers: Integers) -> Tensor:
-    """Return scores (P, C) of rows that joined, each without its own soft label; float32."""
-    places = torch.from_numpy(np.searchsorted(helped.row_numbers(), numbers))
-    counts = helped.counts()
-    left_out = helped.left_out()
-    centred = left_out.mean - left_out.ones.unsqueeze(1) * (counts / counts.sum())
-    return (centred * class_scales(counts))[places].float()
 
 
 def _most_confident(probs: Tensor, quota: int) -> Tensor:
@@ -412,6 +451,102 @@ def _most_confident(probs: Tensor, quota: int) -> Tensor:
         order = confidence[confident].argsort(descending=True, stable=True)
         chosen.append(confident[order[:quota]])
     return torch.cat(chosen)
+
+
+# Labels that are left out -----------------------------------------------------------------------
+
+
+def assign_folds(codes: Integers, groups: Integers, folds: int, seed: int) -> Integers:
+    """Return the fold (n,) in which each label is held out, or STAYS for the only one of a class.
+
+    Every class is spread over the folds as evenly as possible, one class continuing where the last
+    ended, so that folds are equally large and a class with two labels or more always keeps one to
+    learn from. A class with a single label is not held out, since the model would not know the
+    class then. Copies are in one fold; a group of them counts as one label, of its first class.
+
+    Args:
+        codes: (n,) classes. groups: (n,) of copies. folds: how many.
+        seed: decides which label goes where.
+    """
+    rng = np.random.default_rng(seed)
+    _, first, group = np.unique(groups, return_index=True, return_inverse=True)
+    fold_of = np.full(len(first), STAYS, dtype=np.int64)
+    next_fold = 0
+    classes, appeared = np.unique(codes, return_index=True)
+    for c in classes[np.argsort(appeared)]:  # whatever the classes are called
+        members = group[rng.permutation(np.sort(first[codes[first] == c]))]
+        if len(members) > 1:
+            fold_of[members] = (next_fold + np.arange(len(members))) % folds
+            next_fold = (next_fold + len(members)) % folds
+    for c in classes:  # copies may have other classes than the first of them
+        if len(np.unique(fold_of[group[codes == c]])) == 1:
+            fold_of[group[codes == c]] = STAYS
+    return fold_of[group]
+
+
+def _leave_folds_out(
+    memory: Memory, rows: TrainingRows, logit_scale: float, rounds: int, seed: int
+) -> LeftOutScores:
+    """Return scores at labelled rows by the labels of other folds, with self-training on those.
+
+    Rows that join by a left-out label would repeat it. O(FOLDS rounds (n + FOLD_JOINED)^3).
+    """
+    folds = assign_folds(rows.codes.numpy(), rows.groups, FOLDS, seed)
+    counted = counted_once(rows.groups, rows.codes.numpy())
+    parts = []
+    for fold in np.unique(folds[folds != STAYS]):
+        stay = rows.labelled(folds != fold)
+        places = np.flatnonzero((folds == fold) & counted)
+        points = rows.points[torch.from_numpy(places)]
+        given = stay.memory(memory.kernel, memory.noise_std)
+        scores = given.score(rows.unlabeled).mean
+        helped, _ = self_train(given, stay, scores, logit_scale, rounds=rounds, most=FOLD_JOINED)
+        others = stay.targets.sum(dim=0)
+        absent = others <= 0
+        scored = given.score(points, variance=True)
+        plain = scored.mean.double() / given.scales().clamp_min(1e-9)
+        even = (helped or given).score(points).mean.double()
+        assert scored.variance is not None
+        part = LeftOutScores(
+            places=places,
+            codes=rows.codes[torch.from_numpy(places)],
+            even=even.masked_fill(absent, -math.inf),
+            plain=plain.masked_fill(absent, -math.inf),
+            others=others.expand(len(places), -1),
+            variance=scored.variance.double(),
+        )
+        parts.append(part)
+    if not parts:
+        return _leave_out(memory, rows)
+    columns: Any = list(zip(*parts, strict=True))
+    return LeftOutScores(np.concatenate(columns[0]), *(torch.cat(each) for each in columns[1:]))
+
+
+def _held_out(
+    left_out: LeftOutScores, rows: TrainingRows, probabilities: Probabilities, options: FitOptions
+) -> tuple[Probabilities, LeftOutLabels]:
+    """Return the probabilities with their sharpness chosen, and left-out labels by these."""
+    own = left_out.others.gather(1, left_out.codes.unsqueeze(1)).squeeze(1)
+    checked = (own > 0.5).nonzero().squeeze(1)  # the only label of a class cannot be left out
+    codes = left_out.codes[checked]
+    others = left_out.others[checked]
+    average = probabilities.average(left_out.plain[checked], left_out.even[checked])
+    if options.sharpness is None:
+        weights = (label_weights(codes, probabilities.shares) + 1) / 2
+        sharpness = choose_sharpness(average, codes, others, weights)
+        probabilities = replace(probabilities, sharpness=sharpness)
+    probs = sharpened(average, probabilities.sharpness, others)
+    places = left_out.places[checked.numpy()]
+    order = np.argsort(rows.numbers[places])
+    decided = probabilities.decide(probs).classes
+    return probabilities, LeftOutLabels(
+        rows=rows.numbers[places][order],
+        codes=codes.numpy()[order],
+        groups=rows.groups[places][order],
+        proba=probs.float().numpy()[order],
+        decided=decided.numpy()[order],
+        variance=left_out.variance[checked].clamp(0, 1).float().numpy()[order],
+    )
 
 
 # Scalings --------------------------------------------------------------------------------
@@ -451,88 +586,3 @@ def _fit_ranks(X: NDArray[Any]) -> GaussianRanks:
     sample = X[:: -(-len(X) // RANK_ROWS)]
     quantiles = np.quantile(sample, np.linspace(0, 1, KNOTS), axis=0).T
     return GaussianRanks(np.ascontiguousarray(quantiles, np.float32))
-
-
-# Scale of the logits, and class shares ------------------------------------------------------------
-
-
-def best_logit_scale(scores: Tensor, codes: Tensor, default: float) -> float:
-    """Return the lambda of largest likelihood of softmax(lambda s), classes counting the same.
-
-    One pseudo-observation per class at the default prevents certainty from a handful of labels that
-    are all predicted right. O(n C) for each value tried.
-
-    Args:
-        scores: (n, C) of rows that did not take part; rows whose own class is -inf are left out.
-            codes: (n,).
-        default: lambda where nothing can be learned.
-    """
-    rows = torch.arange(len(codes))
-    usable = scores[rows, codes].isfinite()
-    scores = scores[usable]
-    codes = codes[usable]
-    if not len(codes):
-        return default
-    counts = torch.bincount(codes, minlength=scores.shape[1]).to(scores)
-    weights = 1 / counts[codes]
-    n_c = float(len(codes)) / float((counts > 0).sum())
-
-    def loss(scale: float) -> float:
-        own = torch.log_softmax(scale * scores, dim=1)[rows[: len(codes)], codes]
-        return -float(weights @ own / weights.sum()) + math.log(scale / default) ** 2 / n_c
-
-    return min(LOGIT_SCALES, key=loss)
-
-
-def estimate_shares(scores: Tensor, scale: float, counts: Tensor) -> Tensor:
-    """Return class shares of unlabelled rows by expectation-maximisation.
-
-        r_ic ~ pi_c softmax(2 lambda s_i)_c
-        pi_c ~ max(1, u / 100 C) + kappa n_c / n + sum_i r_ic
-
-    The prior is proportional to the labels. The first term are pseudo-rows, so that no share
-    becomes 0. kappa is chosen each round: it
-    maximises the likelihood of the counts sum_i r_ic, of which 15 % are relied on, under a
-    Dirichlet-multinomial distribution around n_c / n. Labels that are drawn like the other rows
-    thus decide about rare classes, and labels that are not have little weight. Where all classes
-    have about as many labels, somebody chose them so, and kappa is 0. O(u C) a round.
-
-    Args:
-        scores: (u, C) of the unlabelled rows, with equal evidence for every class. scale: lambda.
-        counts: (C,) labels of each class; a class without labels has no share.
-    """
-    present = counts > 0
-    if not len(scores):
-        return counts / counts.sum()
-    probs = torch.softmax(
-        (SHARPENING * scale * scores.double()).masked_fill(~present, -math.inf), dim=1
-    )
-    likely = (counts / counts.sum()).numpy()
-    pseudo = present.double().numpy() * max(1.0, LEAST_SHARE * len(scores) / len(counts))
-    even = float(counts.max() / counts[present].min()) <= EVEN_RATIO
-    shares = present.double() / present.sum()
-    for _ in range(EM_ROUNDS):
-        joint = probs * shares
-        rows = (joint / joint.sum(dim=1, keepdim=True).clamp_min(1e-30)).sum(dim=0).numpy()
-        kappa = (
-            0.0
-            if even
-            else _strength(RELIED_SHARE * rows[pseudo > 0], likely[pseudo > 0]) / RELIED_SHARE
-        )
-        total = rows + kappa * likely + pseudo
-        before = shares
-        shares = torch.from_numpy(total / total.sum())
-        if float((shares - before).abs().max()) < CONVERGED_CHANGE:
-            break
-    return shares
-
-
-def _strength(rows: NDArray[np.float64], likely: NDArray[np.float64]) -> float:
-    """Return the kappa of largest Dirichlet-multinomial likelihood of counts (C,)."""
-    prior = STRENGTHS[:, None] * likely
-    evidence = (
-        gammaln(STRENGTHS)
-        - gammaln(STRENGTHS + rows.sum())
-        + (gammaln(prior + rows) - gammaln(prior)).sum(axis=1)
-    )
-    return float(STRENGTHS[evidence.argmax()])

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
-from semigpc.estimator.posterior import Posterior, Scored
+from semigpc.estimator.posterior import Choose, Posterior, Scored
 from semigpc.gp import EnsembleGP, ExactGP, Kernel, LeftOut, deal_rows, exact
 from semigpc.gp.certainty import class_scales
 from semigpc.gp.ensemble import OWN_SHARE
@@ -98,7 +98,6 @@ class Memory:
 
     Args:
         kernel: with output scale 1. noise_std: sigma.
-        equalised: whether scores give equal evidence to every class, by sqrt(nbar / n_c).
         points: (n, D). targets: (n, C) rows that sum to 1.
         rows: (n,) distinct numbers. codes: (n,) given class, -1 where the label is soft.
         seed: for the assignment of rows to members.
@@ -113,12 +112,10 @@ class Memory:
         rows: Integers,
         codes: Integers,
         *,
-        equalised: bool,
         seed: int = 0,
     ) -> None:
         self.kernel = kernel
         self.noise_std = noise_std
-        self.equalised = equalised
         self.seed = seed
         self._codes = dict(zip(rows.tolist(), codes.tolist(), strict=True))
         self._build(points, targets, rows)
@@ -168,6 +165,8 @@ class Memory:
         self._cached_members: list[Member] | None = None
         self._cached_view: _Combined | None = None
         self._left_out: LeftOut | None = None
+        self._joined_keys: NDArray[np.uint64] | None = None  # hashes of the points that joined
+        self._joined_places = np.empty(0, dtype=np.int64)
 
     def __len__(self) -> int:
         return len(self._codes)
@@ -231,9 +230,8 @@ class Memory:
         return held.squeeze(1) / len(self.members)
 
     def scales(self) -> Tensor:
-        """Return the factors (C,) of the scores: sqrt(nbar / n_c) if equalised, and 1 otherwise."""
-        counts = self.counts()
-        return class_scales(counts) if self.equalised else torch.ones_like(counts)
+        """Return the factors sqrt(nbar / n_c), (C,), that scores contain."""
+        return class_scales(self.counts())
 
     def _contents(self) -> tuple[Integers, Tensor, Tensor]:
         """Return row numbers (N,), points (N, D) and targets (N, C)."""
@@ -274,19 +272,55 @@ class Memory:
     # Queries --------------------------------------------------------------------------------------
 
     def score(
-        self, points: Tensor, *, bias: Tensor | None = None, variance: bool = False, top: int = 0
+        self, points: Tensor, *, choose: Choose | None = None, variance: bool = False, top: int = 0
     ) -> Scored:
         """Return scores, classes, reasons and optionally the variance of points (M, D); float32.
 
-        Reasons are places among the rows held. O(M N (D + C)), and O(M sum_m n^2) more for the
-        variance.
+        Scores are k(h, h_Q) K^-1 (y - 1 pi^T), with pi the shares of the labels, times the
+        :meth:`scales`. Reasons are places among the rows held. ``choose`` decides the class, see
+        :meth:`Posterior.score`. O(M N (D + C)), and O(M sum_m n^2) more for the variance.
         """
         alone = len(self.members) == 1
-        scored = self._view.posterior.score(points, bias=bias, variance=variance and alone, top=top)
+        scored = self._view.posterior.score(
+            points, choose=choose, variance=variance and alone, top=top
+        )
         if not variance or alone:
             return scored
         variances = [member.variances(points) for member in self.members]
         return scored._replace(variance=torch.stack(variances).mean(dim=0))
+
+    def score_unjoined(self, points: Tensor) -> Tensor:
+        """Return scores (M, C) of points, those of rows that joined without their own soft labels.
+
+        A soft label is a guess about its row, and would only confirm itself there. Rows are
+        recognised by their points. O(M N (D + C)), and O(N^2) once after each change.
+        """
+        scores = self.score(points).mean
+        joined, places = self._recognise_joined(points)
+        if len(joined):
+            counts = self.counts()
+            left_out = self.left_out()
+            ones = left_out.ones[places].unsqueeze(1)
+            own = left_out.mean[places] - ones * (counts / counts.sum())
+            scores[joined] = (own * class_scales(counts)).to(scores)
+        return scores
+
+    def _recognise_joined(self, points: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the positions of points that joined, and their places among the rows held."""
+        if self._joined_keys is None:
+            _, held, _ = self._contents()
+            codes = np.array([self._codes[row] for row in self.row_numbers().tolist()])
+            self._joined_places = np.flatnonzero(codes < 0)
+            keys = _row_keys(held[torch.from_numpy(self._joined_places)])
+            order = np.argsort(keys)
+            self._joined_places = self._joined_places[order]
+            self._joined_keys = keys[order]
+        if not len(self._joined_keys) or not len(points):
+            return torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64)
+        keys = _row_keys(points)
+        found = np.searchsorted(self._joined_keys, keys).clip(0, len(self._joined_keys) - 1)
+        known = np.flatnonzero(self._joined_keys[found] == keys)
+        return torch.from_numpy(known), torch.from_numpy(self._joined_places[found[known]])
 
     def row_work(self, *, variance: bool) -> int:
         """Return multiply-adds for one row: N (D + C), and n^2 per member for the variance."""
@@ -586,6 +620,16 @@ def _largest(weights: Tensor, top: int) -> tuple[Tensor, Tensor]:
     order = weights.argsort(dim=1, descending=True, stable=True)[:, :top]
     missing = top - order.shape[1]
     return pad(order, (0, missing), value=-1), pad(weights.gather(1, order), (0, missing))
+
+
+def _row_keys(points: Tensor) -> NDArray[np.uint64]:
+    """Return a hash (M,) of the bits of each row of points (M, D) in float32. O(M D)."""
+    rows = points.float().numpy()
+    if rows.shape[1] % 2:
+        rows = np.pad(rows, ((0, 0), (0, 1)))
+    words = np.ascontiguousarray(rows).view(np.uint64)
+    factors = np.random.default_rng(0).integers(2**63, size=words.shape[1], dtype=np.uint64)
+    return np.asarray(np.einsum("ij,j->i", words, 2 * factors + np.uint64(1)))  # modulo 2^64
 
 
 def row_numbers(rows: Any, count: int) -> Integers:

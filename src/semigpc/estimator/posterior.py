@@ -6,7 +6,7 @@ without comparing all of them.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -31,13 +31,17 @@ NEAR_EXPONENT = 10.0  # the same, up to which 0 is as good an origin as the mean
 SMALLEST_VALUE = 1e-30
 
 
+# Decides the class of rows from their means (m, C) and the number of the first of them.
+Choose = Callable[[Tensor, int], Tensor]
+
+
 class Scored(NamedTuple):
     """The posterior at M rows, given N labelled ones and C classes; float32.
 
     Args:
         mean: (M, C) k(h, h_Q) weights.
         variance: (M,) of the noise-free function, at least 0; None if it was not requested.
-        classes: (M,) int64, argmax of mean + bias.
+        classes: (M,) int64, argmax of the mean unless something else decides.
         slots: (M, top) int64, the labelled rows of largest k(h, h_i) weights[i, class], largest
             first; -1 where there are fewer than ``top``.
         reasons: (M, top) those weights, 0 where the slot is -1. All N of them, most of which may be
@@ -97,18 +101,23 @@ class Posterior:
     @full_precision()
     @torch.no_grad()
     def score(
-        self, queries: Tensor, *, bias: Tensor | None = None, variance: bool = True, top: int = 3
+        self,
+        queries: Tensor,
+        *,
+        choose: Choose | None = None,
+        variance: bool = True,
+        top: int = 3,
     ) -> Scored:
         """Return mean, variance, class and the largest reasons of each row.
 
         Args:
             queries: (M, D) of any floating dtype, finite. top: reasons per row.
-            bias: (C,) added to the mean to choose the class, and to nothing else.
+            choose: decides the class whose reasons are listed; it is called with means (m, C) of
+                some rows and the number of the first of them, from several threads.
             variance: whether to compute it; where N is larger than D it is most of the work.
         """
         if top < 0:
             raise ValueError(f"top must be at least 0; got {top}.")
-        bias = None if bias is None else bias.detach().to(self.weights)
         rows = len(queries)
         result = Scored(
             mean=self.weights.new_empty(rows, self.weights.shape[1]),
@@ -127,12 +136,12 @@ class Posterior:
         with suited_to(rows * self.row_work(variance=variance)):
             threads = torch.get_num_threads()
             if threads == 1 or rows <= chunk * (threads - 1):
-                self._score_chunks(queries, starts, chunk, result, bias)
+                self._score_chunks(queries, starts, chunk, result, choose)
             else:
                 # Each thread has chunks of its own: threads that share one wait at every operation.
                 with using(1), ThreadPoolExecutor(threads) as pool:  # new threads inherit the 1
                     work = [
-                        pool.submit(self._score_chunks, queries, starts, chunk, result, bias)
+                        pool.submit(self._score_chunks, queries, starts, chunk, result, choose)
                         for _ in range(threads)
                     ]
                 for part in work:
@@ -146,7 +155,7 @@ class Posterior:
         starts: Iterator[int],
         chunk: int,
         result: Scored,
-        bias: Tensor | None,
+        choose: Choose | None,
     ) -> None:
         """Fill in the result for chunks of queries; threads share the iterator ``starts``."""
         rows = min(chunk, len(queries))
@@ -162,7 +171,7 @@ class Posterior:
                 None if column is None else column[start : start + chunk] for column in result
             ]
             self._score_chunk(
-                points, Scored(*part), start, bias, *(memory[: len(points)] for memory in space)
+                points, Scored(*part), start, choose, *(memory[: len(points)] for memory in space)
             )
 
     def _score_chunk(
@@ -170,7 +179,7 @@ class Posterior:
         chunk: Tensor,
         result: Scored,
         start: int,
-        bias: Tensor | None,
+        choose: Choose | None,
         values: Tensor,
         largest: Tensor,
         solved: Tensor,
@@ -189,7 +198,10 @@ class Posterior:
                 torch.amax(whole.view(*maxima.shape, GROUP), dim=2, out=maxima)
         if r is not None:
             result.mean.mul_(r.unsqueeze(1))
-        torch.argmax(result.mean if bias is None else result.mean + bias, dim=1, out=result.classes)
+        if choose is None:
+            torch.argmax(result.mean, dim=1, out=result.classes)
+        else:
+            result.classes.copy_(choose(result.mean, start))
         if top:
             if bounded:
                 places, best = self._search.find(values, largest, result.classes, top)

@@ -1,59 +1,85 @@
 """Which labels to give out, so that enough of them are right.
 
-``target_precision`` is a promise with a probability: with probability 90 % over the labels that
-were drawn, at least that share of the labels given out is right, if the labels of each class are a
-random sample of that class.
+A promise has a probability: with probability 90 % over the labels that were drawn, at least a
+share t of the labels given out is right, if the labels of each class are a random sample of that
+class. It is made for several t at once, the grades.
 
-The errors among the unlabelled rows of confidence >= t are predicted from the probabilities
-themselves, corrected by how often these were wrong about left-out labels:
+A label of probability p for class c is right with the probability
 
-    errors(t) ~ Poisson( phi(t) sum_c g_c v_c b_c(t) )
-    b_c(t)    rows of class c that are called otherwise with confidence >= t, by the probabilities
-    phi(t)    ~ Gamma(1 + e, 0.7 / m + E): left-out labels of confidence >= t, e of which are wrong
-              where E were expected to be; m is e / E of all left-out labels, at least 1
-    g_c       ~ Gamma(2, mean 1 + 8 / n_c^2): errors come in groups, as when no label is like a
-              part of a class
-    v_c       ~ exp(0.7 z / sqrt(n_c)): the share of a class with n_c labels is not known exactly
+    r = (1 - e) sigmoid(a + b (logit(p) - logit(0.9)) + u_c)
 
-Left-out labels are weighted by the estimated shares of their classes. Thresholds are the least for
-which the errors are few enough in 90 % of the draws. Unless the promise is for each class, they
-differ by class so that the labels given out cover more of the rare ones: an error costs the same
-everywhere, while a right label is worth more in a rare class, so that t / (1 - t) is proportional
-to the square root of the share, and t at least 1/2. Proportional to the share itself, fewer labels
-were given out and no more of the rare ones. The constants were chosen on tuning splits of nine data
-sets (docs/results.md).
+a and b correct the probabilities as a whole, u_c those of a class, and e is the share of errors
+that no confidence shows, such as rows of a class without labels. Before any label is left out
 
-Apart from that, ``supported`` is a bound that uses no probability: that of Clopper and Pearson for
-the left-out labels above the threshold.
+    a ~ N(1.95 - 0.5 log(C / 10)+, 0.7^2)    b ~ N(0.93 - 0.16 log(C / 10)+, 0.2^2)
+    u_c ~ N(0, 0.5^2 + 0.8^2 / n_c)          log e ~ N(log(0.0015 + 0.02 n_1 / n), 0.7^2)
+
+with n_1 of the n labels alone in their class (which is how often the next label is of a new class,
+after Good and Turing) and C classes: with many classes, high probabilities are less reliable. Left-
+out labels, by the whole procedure with its self-training, change a, b and u by Laplace's method.
+They are weighted by the shares of their classes among the unlabelled rows, and by 0.7, as labels
+that are left out together are not independent. What they cannot show is added to the draws:
+deviations 0.45 of a, up to 0.9 where the labels have other shares than the unlabelled rows, and
+0.25 of b.
+
+The labels of a grade are those of the highest r, as many as keep the promise in 90 % of the draws,
+unless left-out labels contradict it: so many of those above the threshold are wrong that this had a
+probability below 10 % if the promise were kept.
+Unless the promise is for each class, more of the rare classes are given out: an error costs the
+same everywhere, while a right label is worth more in a rare class, so the odds from which a label
+is given out are proportional to the square root of the share of its class. No label is given out
+that is more likely wrong than right by p. The constants were chosen on 49 problems, 3 to 100
+classes with 2 to 60 labels, seeds 100 to 103 (docs/results.md).
 """
 
+import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
-from scipy.special import expit, gammaincinv, logit
-from scipy.stats import beta, poisson
+from scipy.special import betainc, expit, logit, ndtr
 from torch import Tensor
 
-from semigpc.estimator.answers import Decisions
+from semigpc.estimator.answers import Decisions, LeftOutLabels, highest_grade
+from semigpc.estimator.calibration import label_weights
 
 PROBABILITY = 0.9  # with which a promise is kept
+CONTRADICTION = 0.1  # probability of so many wrong left-out labels, below which it is not made
+GRADES = (0.99, 0.95, 0.9, 0.8)  # precisions that every row is tried for
 NEVER = 1.0 + 1e-6  # a confidence that no row reaches
-DRAWS = 200  # of g, v and phi
-PRIOR_ERRORS = 1.0  # shape of phi before any label is left out ...
-PRIOR_EXPECTED = 0.7  # ... and its rate times m: the mean is 1.4 m
-GROUPING = 2.0  # shape of g_c
-SINGLE_LABEL_DOUBT = 8.0  # g_c has the mean 1 + 8 / n_c^2: 9 with one label, 1.5 with four
-SHARE_DEVIATION = 0.7  # standard deviation of the log of a share estimated from one label
-LEAST_ERRORS = 0.001  # share of each class that counts as wrong even at probability 1
-EVENNESS = 0.5  # power of the share that a threshold's odds follow; 0 is one threshold for all
 LEAST_CONFIDENCE = 0.5  # a label is given out only if it is more likely right than wrong
+FEWEST_LEFT_OUT = 10  # labels; from fewer, nothing is promised
+DRAWS = 200  # of a, b, u and e
+CENTRE = math.log(9)  # logit(0.9), where a is the logit of r
+FEW_CLASSES = 10  # up to which the number of classes changes nothing
+LEVEL = 1.95  # mean of a ...
+LEVEL_BY_CLASSES = 0.5  # ... and what each e-fold of classes takes from it
+LEVEL_DEVIATION = 0.7
+SLOPE = 0.93  # the same of b
+SLOPE_BY_CLASSES = 0.16
+SLOPE_DEVIATION = 0.2
+LEAST_SLOPE = 0.05
+CLASS_DEVIATION = 0.5  # of u_c with many labels ...
+SINGLE_LABEL_DEVIATION = 0.8  # ... and in addition with one
+RELIANCE = 0.7  # on a left-out label
+UNSEEN_LEVEL = 0.45  # deviation of a that left-out labels cannot show ...
+UNSEEN_LEVEL_APART = 0.45  # ... and in addition where labels have other shares, ...
+APART = 0.3  # ... by this many nats
+UNSEEN_SLOPE = 0.25
+UNSEEN_ERRORS = 0.0015  # median of e, and ...
+NEW_CLASS_ERRORS = 0.02  # ... of rows of a class without labels, the share that is wrong
+UNSEEN_ERRORS_DEVIATION = 0.7  # of log e
+EVENNESS = 0.5  # power of the share that a threshold's odds follow; 0 is one threshold for all
 TRIED_THRESHOLDS = 60  # from the one that gives out FIRST_LABELS to the one that gives out all
 FIRST_LABELS = 20
-GRADES = (0.99, 0.95, 0.9, 0.8)  # precisions that every row is tried for
+NEWTON_STEPS = 50
+LARGEST_STEP = 2.0
+CONVERGED = 1e-6
 
 Array = NDArray[np.float64]
+Codes = NDArray[np.int64]
 
 
 class Promise(NamedTuple):
@@ -63,152 +89,170 @@ class Promise(NamedTuple):
         thresholds: (C,) confidence from which a label of each class is given out; above 1 where
             none is.
         target: the precision that was asked for, or None.
-        supported: the precision that left-out labels alone support with probability 90 %, at most
-            the target; None if no left-out label reaches the threshold.
-        expected: the mean confidence of the labels given out; None if there are none.
         grades: thresholds (C,) by precision, the highest first: ``target`` and GRADES. They only
-            fall from one precision to the next. A precision below the target is here only if
-            left-out labels alone support it. A promise for a grade is for all rows that reach it,
+            fall from one precision to the next. A grade is guaranteed for all rows that reach it,
             those of higher grades included. Empty if no precision was asked for.
+        expected: by precision, the mean of r over the unlabelled rows that reach it; None where
+            none does. What to expect, where the grade is what is guaranteed.
+        reach: by precision, the share of the unlabelled rows that could be given out if their
+            precision had to be expected only, and not guaranteed.
     """
 
     thresholds: Array
     target: float | None = None
-    supported: float | None = None
-    expected: float | None = None
     grades: Mapping[float, Array] = {}
+    expected: Mapping[float, float | None] = {}
+    reach: Mapping[float, float] = {}
 
 
 def make_promise(
-    left_out: Decisions,
-    truth: Tensor,
+    left_out: LeftOutLabels,
     pool: Decisions,
     shares: Tensor,
+    counts: Tensor,
     target: float,
     *,
     per_class: bool = False,
 ) -> Promise:
-    """Return thresholds that keep ``target`` for all labels together, or for those of each class.
+    """Return thresholds for each grade, and what to expect of the labels above them.
 
-    O(u C + n C + D T C) for D draws and T thresholds tried, and O(D T C^2) with ``per_class``.
+    O(n C^2 + C^3) for n left-out labels, and O(u DRAWS) for u unlabelled rows.
 
     Args:
-        left_out: decisions for n labelled rows, each without its own label. truth: (n,) their given
-            classes.
+        left_out: labels as the others predict them, one of several copies.
         pool: decisions for u unlabelled rows; the left-out ones stand for them if there are none.
-        shares: (C,) of the unlabelled rows.
+        shares: (C,) of the unlabelled rows. counts: (C,) given labels.
+        target: the precision asked for. per_class: promise it for the labels of each class.
     """
-    pool = pool if len(pool.classes) else left_out
-    errors = _Errors(left_out, truth.numpy(), pool, shares.double().numpy())
-    grades = {}
-    for precision in sorted({target, *GRADES}, reverse=True):
-        found = errors.promise(precision, per_class=per_class)
-        if precision == target:
-            promise = found
-        if precision >= target or found.supported == precision:
-            grades[precision] = found.thresholds
-    return promise._replace(grades=grades)
+    classes = len(counts)
+    precisions = sorted({target, *GRADES}, reverse=True)
+    never = np.full(classes, NEVER)
+    if len(left_out.codes) < FEWEST_LEFT_OUT or int((counts > 0).sum()) < 2:
+        nothing = dict.fromkeys(precisions)
+        return Promise(never, target, dict.fromkeys(precisions, never), nothing)
+    trust = Reliability(left_out, shares, counts)
+    confidence = left_out.confidence.astype(np.float64)
+    codes = left_out.decided
+    if len(pool.classes):
+        confidence = pool.confidence.double().numpy()
+        codes = pool.classes.numpy()
+    rows = _Rows(confidence, codes, trust)
+    grades = {each: rows.thresholds(each, per_class=per_class) for each in precisions}
+    reached = highest_grade(grades, codes, confidence)
+    expected: dict[float, float | None] = {}
+    for each in precisions:
+        above = rows.right[reached >= each]
+        expected[each] = float(above.mean()) if len(above) else None
+    reach = {each: rows.reach(each) for each in precisions}
+    return Promise(grades[target], target, grades, expected, reach)
 
 
-class _LeftOut(NamedTuple):
-    """Left-out labels, by descending rank.
+class Reliability:
+    """How often labels of each confidence are right: the distribution of a, b, u and e.
 
     Attributes:
-        confidence: (n,). decided: (n,) the class that the other labels decide for.
-        rank: (n,). weights: (n,) that sum to their effective number.
-        wrong: (n,) weights of the wrong ones. expected: (n,) weights times 1 - confidence.
+        level, slope: means of a and b. effects: (C,) means of u.
+        levels, slopes: (DRAWS,) draws. class_effects: (DRAWS, C) draws. errors: (DRAWS,) draws of
+            e.
+        left_out: what it was learned from. weights: (n,) of these labels.
     """
 
-    confidence: Array
-    decided: NDArray[np.int64]
-    rank: Array
-    weights: Array
-    wrong: Array
-    expected: Array
-
-
-class _Errors:
-    """The distribution of the number of errors above each threshold."""
-
-    def __init__(
-        self, left_out: Decisions, truth: NDArray[np.int64], pool: Decisions, shares: Array
-    ) -> None:
-        self.shares = shares
-        self.probs = pool.probs.double().numpy()
-        self.codes = pool.classes.numpy()
-        self.confidence = pool.confidence.double().numpy()
-        self.rank = self._ranks(self.confidence, self.codes)
-        self.counts = np.bincount(truth, minlength=len(shares)).astype(np.float64)
-        known = np.maximum(self.counts, 1)
+    def __init__(self, left_out: LeftOutLabels, shares: Tensor, counts: Tensor) -> None:
+        labels = counts.double().numpy()
+        self.shares = shares.double().numpy().clip(1e-12)
+        self.left_out = left_out
+        weights = label_weights(torch.from_numpy(left_out.codes), shares.double()).numpy()
+        self.weights: Array = weights
+        mean, covariance = self._fit(left_out, weights, labels)
+        self.level = float(mean[0])
+        self.slope = max(float(mean[1]), LEAST_SLOPE)
+        self.effects: Array = mean[2:]
         rng = np.random.default_rng(0)  # the same labels give the same promise
-        scale = (1 + SINGLE_LABEL_DOUBT / known**2) / GROUPING
-        groups = rng.gamma(GROUPING, scale, (DRAWS, len(shares)))
-        deviations = SHARE_DEVIATION / np.sqrt(known) * rng.standard_normal(groups.shape)
-        self.doubts = groups * np.exp(deviations)  # g v, (DRAWS, C)
-        self.quantiles = (rng.permutation(DRAWS) + 0.5) / DRAWS  # of phi
-        self.left_out = self._left_out(left_out, truth, known)
+        draws = mean + rng.standard_normal((DRAWS, len(mean))) @ np.linalg.cholesky(covariance).T
+        apart = min(1.0, self._divergence(labels) / APART)
+        unseen = UNSEEN_LEVEL + UNSEEN_LEVEL_APART * apart
+        self.levels = draws[:, 0] + unseen * rng.standard_normal(DRAWS)
+        slopes = draws[:, 1] + UNSEEN_SLOPE * rng.standard_normal(DRAWS)
+        self.slopes = np.maximum(slopes, LEAST_SLOPE)
+        self.class_effects: Array = draws[:, 2:]
+        alone = (labels == 1).sum() / labels.sum()
+        median = UNSEEN_ERRORS + NEW_CLASS_ERRORS * alone
+        self.errors = median * np.exp(UNSEEN_ERRORS_DEVIATION * rng.standard_normal(DRAWS))
 
-    def _left_out(self, decisions: Decisions, truth: NDArray[np.int64], known: Array) -> _LeftOut:
-        checked = self.counts[truth] > 1  # the only label of a class cannot be left out
-        weights = np.where(checked, self.shares[truth] / known[truth], 0.0)
-        weights *= weights.sum() / max(np.square(weights).sum(), 1e-300)
-        confidence = decisions.confidence.double().numpy()
-        decided = decisions.classes.numpy()
-        rank = self._ranks(confidence, decided)
-        order = np.argsort(-rank, kind="stable")
-        return _LeftOut(
-            confidence=confidence[order],
-            decided=decided[order],
-            rank=rank[order],
-            weights=weights[order],
-            wrong=(weights * (decided != truth))[order],
-            expected=(weights * (1 - confidence))[order],
-        )
+    def _divergence(self, labels: Array) -> float:
+        """Return how far the shares are from those of the labels, in nats."""
+        likely = (labels + 0.5) / (labels + 0.5).sum()
+        return float((self.shares * np.log(self.shares / likely)).sum())
 
-    def _ranks(self, confidence: Array, codes: NDArray[np.int64]) -> Array:
-        """Return log(p / (1 - p)) - log(share) / 2 of rows (M,); -inf below LEAST_CONFIDENCE.
+    def _fit(self, left_out: LeftOutLabels, weights: Array, labels: Array) -> tuple[Array, Array]:
+        """Return mean and covariance of (a, b, u) by Laplace's method."""
+        many = math.log(max(1.0, (labels > 0).sum() / FEW_CLASSES))
+        prior = np.zeros(2 + len(labels))
+        prior[0] = LEVEL - LEVEL_BY_CLASSES * many
+        prior[1] = SLOPE - SLOPE_BY_CLASSES * many
+        spread = CLASS_DEVIATION**2 + SINGLE_LABEL_DEVIATION**2 / np.maximum(labels, 1)
+        precision = 1 / np.concatenate([[LEVEL_DEVIATION**2, SLOPE_DEVIATION**2], spread])
+        n = len(left_out.codes)
+        inputs = np.zeros((n, len(prior)))
+        inputs[:, 0] = 1
+        inputs[:, 1] = odds(left_out.confidence.astype(np.float64))
+        inputs[np.arange(n), 2 + left_out.decided] = 1
+        right = left_out.decided == left_out.codes
+        weights = RELIANCE * weights
+        found = prior.copy()
+        for _ in range(NEWTON_STEPS):
+            r = expit(inputs @ found)
+            gradient = inputs.T @ (weights * (right - r)) - precision * (found - prior)
+            curvature = (inputs * (weights * r * (1 - r))[:, None]).T @ inputs + np.diag(precision)
+            step = np.linalg.solve(curvature, gradient)
+            largest = float(np.abs(step).max())
+            found += step * min(1.0, LARGEST_STEP / max(largest, 1e-300))
+            if largest < CONVERGED:
+                break
+        return found, np.linalg.inv(curvature)
 
-        Labels are given out from the largest rank down.
-        """
-        odds = logit(confidence.clip(LEAST_CONFIDENCE, 1 - 1e-12))
-        ranks = odds - EVENNESS * np.log(self.shares[codes].clip(1e-12))
+    def draw(self, confidence: Array, codes: Codes) -> Array:
+        """Return draws (DRAWS, M) of r for labels of some confidence (M,) and class (M,)."""
+        logits = self.slopes[:, None] * odds(confidence)
+        logits += self.levels[:, None]
+        logits += self.class_effects[:, codes]
+        return np.asarray(expit(logits, out=logits) * (1 - self.errors.clip(0, 0.5))[:, None])
+
+    def rank(self, confidence: Array, codes: Codes) -> Array:
+        """Return the order (M,) in which labels are given out, from the largest down."""
+        logits = self.level + self.slope * odds(confidence) + self.effects[codes]
+        ranks = logits - EVENNESS * np.log(self.shares[codes])
         return np.where(confidence >= LEAST_CONFIDENCE, ranks, -np.inf)
 
-    def promise(self, target: float, *, per_class: bool = False) -> Promise:
-        """Return thresholds for the target, and what is known of the labels above them."""
-        classes = len(self.counts)
-        if (self.counts > 0).sum() < 2:  # nothing is known of rows outside of this class
-            return Promise(np.full(classes, NEVER), target)
+    def confidence_at(self, ranks: Array) -> Array:
+        """Return the confidence (C,) at which a label of each class has some rank (C,)."""
+        logits = ranks + EVENNESS * np.log(self.shares) - self.effects
+        confidence = expit((logits - self.level) / self.slope + CENTRE)
+        return np.where(np.isinf(ranks), NEVER, confidence.clip(LEAST_CONFIDENCE))
+
+
+class _Rows:
+    """Unlabelled rows by falling rank, and draws of how many of the first are right.
+
+    Attributes:
+        right: (u,) mean of r, in the order of the rows.
+    """
+
+    def __init__(self, confidence: Array, codes: Codes, trust: Reliability) -> None:
+        self.codes = codes
+        self.trust = trust
+        self.rank = trust.rank(confidence, codes)
+        self.draws = trust.draw(confidence, codes)
+        self.right = self.draws.mean(axis=0)
+
+    def thresholds(self, target: float, *, per_class: bool) -> Array:
+        """Return the confidence (C,) from which labels are given out."""
+        classes = len(self.trust.shares)
         if per_class:
-            ranks = np.array([self._least_rank(self.codes == c, target) for c in range(classes)])
-        else:
-            ranks = np.full(classes, self._least_rank(np.ones(len(self.codes), dtype=bool), target))
-        thresholds = expit(ranks + EVENNESS * np.log(self.shares.clip(1e-12)))
-        thresholds = np.where(np.isinf(ranks), NEVER, thresholds.clip(LEAST_CONFIDENCE))
-        given = self.confidence >= thresholds[self.codes]
-        if not given.any():
-            return Promise(thresholds, target)
-        above = self.left_out.confidence >= thresholds[self.left_out.decided]
-        supported = self._supported(above)
-        supported = None if supported is None else min(target, supported)
-        return Promise(thresholds, target, supported, float(self.confidence[given].mean()))
-
-    def _supported(self, above: NDArray[np.bool_]) -> float | None:
-        """Return the precision that some left-out labels (n,) alone support; None without any.
-
-        The bound of Clopper and Pearson, for labels weighted by the shares of their classes and for
-        labels that count alike, the lesser of the two: estimated shares can be wrong.
-        """
-        weights = self.left_out.weights[above]
-        is_wrong = self.left_out.wrong[above] > 0
-        if not weights.sum() > 0:
-            return None
-        ways = (weights, (weights > 0).astype(np.float64))
-        bounds = [
-            beta.ppf(PROBABILITY, each[is_wrong].sum() + 1, max(each[~is_wrong].sum(), 1e-9))
-            for each in ways
-        ]
-        return float(1 - max(bounds))
+            ranks = [self._least_rank(self.codes == c, target) for c in range(classes)]
+            return self.trust.confidence_at(np.array(ranks))
+        every = np.ones(len(self.codes), dtype=bool)
+        return self.trust.confidence_at(np.full(classes, self._least_rank(every, target)))
 
     def _least_rank(self, rows: NDArray[np.bool_], target: float) -> float:
         """Return the least rank at which the promise is kept for rows (u,); inf if there is none.
@@ -221,29 +265,46 @@ class _Errors:
         order = order[np.argsort(-self.rank[order], kind="stable")]
         first = min(FIRST_LABELS, len(order))
         sizes = np.unique(np.geomspace(first, len(order), TRIED_THRESHOLDS).round().astype(int))
-        ranks = self.rank[order][sizes - 1]
-        errors = self._corrections(ranks) * (self._believed_errors(order, sizes) @ self.doubts.T)
-        allowed = np.floor((1 - target) * sizes + 1e-9)
-        is_kept = poisson.cdf(allowed[:, None], errors).mean(axis=1) >= PROBABILITY
-        if not is_kept.any():
-            return np.inf
-        return float(ranks[is_kept][-1]) - 1e-9  # so that the row at the threshold is above it
-
-    def _believed_errors(self, order: NDArray[np.int64], sizes: NDArray[np.int64]) -> Array:
-        """Return b_c, (S, C): rows of class c called otherwise among the first sizes (S,) rows."""
-        others = self.probs[order]
-        others[np.arange(len(order)), self.codes[order]] = 0  # of the class that is given out
         starts = np.concatenate([[0], sizes[:-1]])
-        believed = np.add.reduceat(others, starts, axis=0).cumsum(axis=0)
-        least = LEAST_ERRORS * self.probs.sum(axis=0) / len(self.probs)
-        return np.asarray(believed + least * sizes[:, None])
+        r = self.draws[:, order]
+        right = np.add.reduceat(r, starts, axis=1).cumsum(axis=1)
+        variance = np.add.reduceat(r * (1 - r), starts, axis=1).cumsum(axis=1)
+        wanted = np.ceil(target * sizes - 1e-9) - 0.5
+        kept = ndtr((right - wanted) / np.sqrt(variance + 1e-9)).mean(axis=0) >= PROBABILITY
+        ranks = self.rank[order[sizes - 1]]
+        kept &= self._likelihood(ranks, np.unique(self.codes[rows]), target) >= CONTRADICTION
+        if not kept.any():
+            return np.inf
+        return float(ranks[kept][-1]) - 1e-9  # so that the row at the threshold is above it
 
-    def _corrections(self, ranks: Array) -> Array:
-        """Return draws of phi, (S, DRAWS), above each rank (S,)."""
-        left_out = self.left_out
-        above = np.searchsorted(-left_out.rank, -ranks, side="right")
-        wrong = np.append(0, left_out.wrong.cumsum())[above][:, None]
-        expected = np.append(0, left_out.expected.cumsum())[above][:, None]
-        usual = max(1.0, left_out.wrong.sum() / max(left_out.expected.sum(), 1e-9))  # m
-        draws = gammaincinv(PRIOR_ERRORS + wrong, self.quantiles)
-        return np.asarray(draws / (PRIOR_EXPECTED / usual + expected))
+    def _likelihood(self, ranks: Array, classes: Codes, target: float) -> Array:
+        """Return how probable it is that so many left-out labels above ranks (S,) are wrong.
+
+        If the promise is just kept, a binomial tail. Labels count by their weights.
+
+        Args:
+            classes: whose labels are given out.
+        """
+        left_out = self.trust.left_out
+        own = np.isin(left_out.decided, classes)
+        rank = self.trust.rank(left_out.confidence.astype(np.float64), left_out.decided)[own]
+        weights = self.trust.weights[own]
+        wrong = weights * (left_out.decided != left_out.codes)[own]
+        above = rank >= ranks[:, None]
+        total = above @ weights
+        errors = above @ wrong
+        tail = betainc(errors.clip(1e-9), (total - errors).clip(0) + 1, 1 - target)
+        return np.where(errors > 0, tail, 1.0)
+
+    def reach(self, target: float) -> float:
+        """Return the share of the rows of which so many are expected to be right on average."""
+        if not len(self.right):
+            return 0.0
+        falling = -np.sort(-self.right)
+        mean = falling.cumsum() / np.arange(1, len(falling) + 1)
+        return float((mean >= target).mean())
+
+
+def odds(confidence: Array) -> Array:
+    """Return logit(p) - logit(0.9), (M,)."""
+    return np.asarray(logit(confidence.clip(1e-6, 1 - 1e-6)) - CENTRE)

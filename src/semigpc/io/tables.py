@@ -37,7 +37,7 @@ NOT_IN_PYTHON = (OverflowError, LookupError)
 LABELS_COLUMNS = frozenset(("label", "confidence", "variance", "status"))  # labels.*, reviewed.*
 PREDICTIONS_COLUMNS = frozenset(("label", "confidence", "second", "second_confidence"))
 SAMPLE_COLUMNS = frozenset(("label", "confidence", "stratum", "inclusion"))  # audit.csv
-GUESSED = frozenset(("label", "guess", "likeliest"))  # their columns of classes
+GUESSED = frozenset(("label", "guess", "second"))  # their columns of classes
 STATUS = "status"
 BY_PEOPLE = frozenset(("labelled", "reviewed"))  # statuses of labels that people gave
 PSEUDO = "pseudo"
@@ -150,7 +150,8 @@ def _with_status(
     names: Sequence[str], path: Path, choose: Choose, trust_pseudo: bool
 ) -> tuple[str, ...]:
     """Return the columns to read, with that of the status in a table of semigpc's own labels."""
-    if set(names) >= PREDICTIONS_COLUMNS and not trust_pseudo:  # which need not have ids for us
+    predicted = set(names) >= PREDICTIONS_COLUMNS and STATUS not in names
+    if predicted and not trust_pseudo:  # which need not have ids for us
         raise _only_guesses(path)
     chosen = choose(names, path)
     if chosen[1] not in GUESSED:

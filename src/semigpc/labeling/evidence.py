@@ -1,8 +1,8 @@
 """Evidence about labels before anybody has checked them: held-out labels predicted by the others.
 
-The model's own predictions are closed forms of one inverse: the labels of a fold are taken out of
-the posterior, while its hyper-parameters and class shares stay those of all labels, and rows that
-joined in self-training are not used. Other methods, classifiers of scikit-learn, are fitted on the
+The model's own predictions come from its fit: labels are left out fold by fold, with self-training
+on the other folds alone, or one at a time where there is no self-training. Its hyper-parameters and
+class shares stay those of all labels. Other methods, classifiers of scikit-learn, are fitted on the
 other folds. Rows of D >= 128 numbers are taken for embeddings and scaled to unit length for them,
 since features of a network are compared by angle; narrower rows are taken for columns of a table
 and standardised, by mean and deviation over the labelled and unlabelled rows together.
@@ -37,6 +37,7 @@ from sklearn.semi_supervised import LabelSpreading, SelfTrainingClassifier
 from semigpc.estimator import LeftOutLabels, SemiGPClassifier
 from semigpc.estimator.answers import Interval95, wilson
 from semigpc.estimator.copies import counted_once
+from semigpc.estimator.fitting import FOLDS, STAYS, assign_folds
 from semigpc.gp.certainty import reliability
 from semigpc.gp.scales import draw_by_class
 from semigpc.report.labeling_summary import (
@@ -60,8 +61,6 @@ FEWEST_HELD_OUT = 10  # labels; from fewer nothing useful can be estimated
 # and 70% of these, and 67%, 87% and 94% of what it lists is wrong (the draws of
 # benchmarks/suspects.py).
 SUSPICION = 0.95
-FOLDS = 5  # of the cross-validation
-STAYS = -1  # the fold of a label that is never held out
 CURVE_POINTS = 50  # of coverage against precision
 RELIABILITY_BINS = 10
 # Features from which rows are scaled to unit length instead of column by column.
@@ -88,8 +87,7 @@ class HeldOut(NamedTuple):
     Attributes:
         rows: their row numbers. codes: the given classes.
         predicted: the predicted classes. confidence: of these.
-        open: whether it would get no label whatever the threshold: it is an outlier, or another
-            class is more probable.
+        open: whether it would get no label whatever the threshold: it is an outlier.
         folds: in which each was held out. weights: w_c of its class, with mean 1.
     """
 
@@ -157,7 +155,7 @@ def cross_validate(
     names = model.classes_.astype(str)
     codes = np.searchsorted(names, labels.astype(str)).astype(np.int64)
     groups = model.copy_groups_
-    fold_of = assign_folds(codes, groups, FOLDS, seed)
+    fold_of = assign_folds(codes, groups, FOLDS, model.get_params()["random_state"] or 0)
     held = _hold_out(model, len(unlabeled), fold_of)
     scores = score(held.codes, held.predicted, held.folds)
     own = _own_method(scores, seconds=time.perf_counter() - start)
@@ -237,46 +235,20 @@ def _draw(codes: Codes, seed: int) -> Codes:
 # Holding labels out -------------------------------------------------------------------------------
 
 
-def assign_folds(codes: Codes, groups: Codes, folds: int, seed: int) -> Codes:
-    """Return the fold (n,) in which each label is held out, or STAYS for the only one of a class.
-
-    Every class is spread over the folds as evenly as possible, one class continuing where the last
-    ended, so that folds are equally large and a class with two labels or more always keeps one to
-    learn from. A class with a single label is not held out, since the model would not know the
-    class then. Copies are in one fold; a group of them counts as one label, of its first class.
-
-    Args:
-        codes: (n,) classes. groups: (n,) of copies. folds: how many.
-        seed: decides which label goes where.
-    """
-    rng = np.random.default_rng(seed)
-    _, first, group = np.unique(groups, return_index=True, return_inverse=True)
-    fold_of = np.full(len(first), STAYS, dtype=np.int64)
-    next_fold = 0
-    for c in np.unique(codes):
-        members = group[rng.permutation(np.sort(first[codes[first] == c]))]
-        if len(members) > 1:
-            fold_of[members] = (next_fold + np.arange(len(members))) % folds
-            next_fold = (next_fold + len(members)) % folds
-    for c in np.unique(codes):  # copies may have other classes than the first of them
-        if len(np.unique(fold_of[group[codes == c]])) == 1:
-            fold_of[group[codes == c]] = STAYS
-    return fold_of[group]
-
-
 def _hold_out(model: SemiGPClassifier, unlabeled: int, fold_of: Codes) -> HeldOut:
-    """Predict the labels of each fold by the others; one label at a time for an ensemble of GPs."""
-    left = model.leave_one_out(fold_of if model.engine_ == "exact" else None)
-    held = (fold_of != STAYS) & counted_once(left.groups, left.codes)
-    is_open = (left.variance > model.outlier_variance_) | (left.decided != left.likeliest)
+    """Return the labels that the fit left out, as the others predicted them."""
+    left = model.held_out_
+    assert left is not None  # the model has chosen its sharpness by it
+    folds = fold_of[np.searchsorted(model.labeled_rows_, left.rows)]
+    confidence = left.confidence
     return HeldOut(
-        rows=left.rows[held],
-        codes=left.codes[held],
-        predicted=left.decided[held],
-        confidence=left.confidence[held].astype(np.float64),
-        open=is_open[held],
-        folds=fold_of[held],
-        weights=_weights(model, left.codes[held], unlabeled),
+        rows=left.rows,
+        codes=left.codes,
+        predicted=left.decided,
+        confidence=confidence.astype(np.float64),
+        open=model.is_outlier(left.variance, confidence),
+        folds=folds,
+        weights=_weights(model, left.codes, unlabeled),
     )
 
 

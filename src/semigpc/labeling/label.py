@@ -72,7 +72,7 @@ SHARD_BYTES = 2**28  # ... and fewer if their embeddings take more memory than t
 EMBEDDINGS = "embeddings.parquet"  # of images, inside the folder of the labels
 NETWORK = ("model", "pretrained", "image_size", "precision")  # options that embeddings depend on
 # Parameters that fitting sets.
-LEARNED = ("length_scale", "noise_std", "logit_scale", "scaling", "self_training")
+LEARNED = ("length_scale", "noise_std", "logit_scale", "sharpness", "scaling", "self_training")
 LABELS_TO_AIM_AT = 10  # of a class, where no class got a new label
 LEAST_MORE_LABELS = 2  # to ask for
 NO_REPORT = "Nothing was held out: cross-validation was skipped."
@@ -113,7 +113,7 @@ class LabelSettings:
     target_precision: float | None = 0.95
     per_class: bool = False
     abstain: float | None = None
-    class_prior: Literal["balanced", "estimated"] = "balanced"
+    class_prior: Literal["balanced", "estimated"] = "estimated"
     seed: int = 0
     skip_bad: bool = False
     report: bool = True
@@ -506,6 +506,7 @@ def _project_settings(
         "follow_links": settings.follow_links,
         "parameters": parameters(model),
         "fitted": fitted_values(model),
+        "grades": {f"{each:.6g}": at.tolist() for each, at in model.promise_.grades.items()},
         "classes": list(ordered(set(gathered.labels))),
         "counts": summary["statuses"],
         "written": written,
@@ -568,7 +569,7 @@ def summarise(
         "statuses": {status: tally.statuses[status] for status in STATUSES},
         "threshold": float(np.average(model.threshold_, weights=model.class_shares_)),
         "target_precision": settings.target_precision,
-        "promise": promise_facts(model, settings, tally) if unlabelled else None,
+        "promise": promise_facts(model, settings, tally, unlabelled) if unlabelled else None,
         "model": {
             "kernel": str(model.get_params()["kernel"]),
             "scaling": str(model.scaling_),
@@ -591,7 +592,7 @@ def summarise(
 
 
 def promise_facts(
-    model: SemiGPClassifier, settings: LabelSettings, tally: outputs.Tally
+    model: SemiGPClassifier, settings: LabelSettings, tally: outputs.Tally, unlabelled: int
 ) -> PromiseFacts | None:
     """Return what is promised about the new labels; None if no precision was requested.
 
@@ -609,22 +610,28 @@ def promise_facts(
         "target": promise.target,
         "probability": PROBABILITY,
         "per_class": settings.per_class,
-        "supported": promise.supported,
-        "expected": promise.expected,
-        "grades": grade_facts(promise, tally),
+        "grades": grade_facts(promise, tally, list(counts)),
+        "reach": round(promise.reach.get(promise.target, 0.0) * unlabelled),
         "labels": sum(counts.values()),
         "without": without,
         "needed": {name: max(LEAST_MORE_LABELS, enough - counts[name]) for name in without},
     }
 
 
-def grade_facts(promise: Promise, tally: outputs.Tally) -> list[GradeFacts]:
-    """Return how many labels each precision is promised for, those of higher ones included."""
+def grade_facts(promise: Promise, tally: outputs.Tally, classes: Sequence[str]) -> list[GradeFacts]:
+    """Return which labels each precision is guaranteed for, those of higher ones included."""
     facts: list[GradeFacts] = []
-    total = 0
+    total: Counter[str] = Counter()
     for precision in promise.grades:
-        total += tally.grades[f"{precision:.6g}"]
-        facts.append({"precision": precision, "labels": total})
+        total.update(tally.grades.get(f"{precision:.6g}", {}))
+        facts.append(
+            {
+                "precision": precision,
+                "labels": total.total(),
+                "classes": [total[name] for name in classes],
+                "expected": promise.expected.get(precision) if total else None,
+            }
+        )
     return facts
 
 

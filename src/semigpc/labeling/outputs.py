@@ -58,8 +58,8 @@ COLUMNS = (  # after the ids
     "label",
     "guess",
     "confidence",
-    "likeliest",
-    "likeliest_confidence",
+    "second",
+    "second_confidence",
     "variance",
     "status",
     "grade",
@@ -119,8 +119,9 @@ class Labeller:
 
     Rows with a given label keep it, with confidence 1. Every row has a guess, which is also its
     label if its status is one of GIVEN_OUT. A row without a usable embedding and without a given
-    label has neither, no reasons, confidence 0, variance 1 and the status "abstained". ``grade`` is
-    the precision that is promised for a new label, and empty where none is.
+    label has neither, no reasons, confidence 0, variance 1 and the status "abstained". ``second``
+    is the most probable of the other classes. ``grade`` is the precision that is guaranteed for a
+    new label, and empty where none is.
 
     Args:
         model: the fitted estimator.
@@ -148,23 +149,25 @@ class Labeller:
         answers = self.model.answer(x, variance=True, top=MOST_REASONS)
         assert answers.variance is not None
         guesses = self.names[answers.codes]
-        likeliest = self.names[answers.likeliest]
+        second = self.names[answers.second]
         confidence = answers.confidence.copy()
-        largest = answers.likeliest_confidence.copy()
+        second_confidence = answers.second_confidence.copy()
         variance = answers.variance.copy()
         status = answers.status.copy()
         grade = answers.grade.copy()
         guesses[bad] = None
-        likeliest[bad] = None
+        second[bad] = None
         confidence[bad] = 0.0
-        largest[bad] = 0.0
+        second_confidence[bad] = 0.0
         variance[bad] = 1.0
         status[bad] = Status.ABSTAINED
         grade[bad] = 0.0
         for row, number in enumerate(numbers):
             if number in self._given:
-                guesses[row] = likeliest[row] = self._given[number]
-                confidence[row] = largest[row] = 1.0
+                guesses[row] = self._given[number]
+                confidence[row] = 1.0
+                second[row] = None
+                second_confidence[row] = 0.0
                 status[row] = Status.LABELLED
                 grade[row] = 0.0
         labels = guesses.copy()
@@ -174,8 +177,8 @@ class Labeller:
             labels.tolist(),
             guesses.tolist(),
             confidence,
-            likeliest.tolist(),
-            largest,
+            second.tolist(),
+            second_confidence,
             variance,
             [STATUSES[code] for code in status],
             [float(round(float(each), 6)) or None for each in grade],
@@ -203,10 +206,13 @@ class Labeller:
 
 @dataclass
 class Tally:
-    """Counts of rows by status and grade, pseudo-labels by class, and the farthest outliers."""
+    """Counts of rows by status and grade, pseudo-labels by class, and the farthest outliers.
+
+    ``grades`` has, by the precision as text, how many rows of each class have that grade.
+    """
 
     statuses: Counter[str] = field(default_factory=Counter)
-    grades: Counter[str] = field(default_factory=Counter)  # by the precision as text
+    grades: dict[str, Counter[str]] = field(default_factory=dict)
     pseudo: Counter[str] = field(default_factory=Counter)
     outliers: list[Outlier] = field(default_factory=list)
 
@@ -214,13 +220,17 @@ class Tally:
         """Count a part of the table of labels."""
         status = table.column("status")
         self.statuses.update(status.to_pylist())
-        grades = table.column("grade").drop_null().to_pylist()
-        self.grades.update(f"{grade:.6g}" for grade in grades)
+        graded = table.filter(table.column("grade").is_valid())
+        self._count_grades(Counter(_rows_of(graded, "grade", "guess")))
         pseudo = table.filter(compute.equal(status, Status.PSEUDO.text))
         self.pseudo.update(pseudo.column("label").to_pylist())
         outliers = table.filter(compute.equal(status, Status.OUTLIER.text))
-        columns = outliers.select([id_name, "likeliest", "likeliest_confidence", "variance"])
+        columns = outliers.select([id_name, "guess", "confidence", "variance"])
         self._list(columns.rename_columns(["id", "label", "confidence", "variance"]).to_pylist())
+
+    def _count_grades(self, counts: Mapping[tuple[float, str], int]) -> None:
+        for (grade, name), number in counts.items():
+            self.grades.setdefault(f"{grade:.6g}", Counter())[name] += number
 
     def _list(self, outliers: Iterable[Outlier]) -> None:
         farthest = sorted([*self.outliers, *outliers], key=lambda entry: -entry["variance"])
@@ -230,7 +240,7 @@ class Tally:
         """Return the counts as plain values for JSON."""
         return {
             "statuses": dict(self.statuses),
-            "grades": dict(self.grades),
+            "grades": {grade: dict(counts) for grade, counts in self.grades.items()},
             "pseudo": dict(self.pseudo),
             "outliers": self.outliers,
         }
@@ -241,7 +251,8 @@ class Tally:
         tally = cls()
         for part in counts:
             tally.statuses.update(part["statuses"])
-            tally.grades.update(part["grades"])
+            for grade, by_class in part["grades"].items():
+                tally.grades.setdefault(grade, Counter()).update(by_class)
             tally.pseudo.update(part["pseudo"])
             tally._list(part["outliers"])
         return tally

@@ -53,7 +53,7 @@ from semigpc.labeling.source import Rows, TableSource, open_source
 
 FILE = "project.json"
 TABLE = "labels.parquet"
-VERSION = 3  # of project.json
+VERSION = 4  # of project.json
 # What fit decides besides the parameters: one number per class, and plain numbers.
 FITTED_BY_CLASS = ("class_shares", "threshold")
 FITTED_NUMBERS = ("confidence_scale", "outlier_variance")
@@ -80,7 +80,8 @@ class ProjectSettings(TypedDict):
     """``project.json``.
 
     ``parameters`` are those of the estimator, ``fitted`` is what the fit decided besides (see
-    :func:`fitted_values`), and ``key`` is all that the labels depend on.
+    :func:`fitted_values`), ``grades`` has the thresholds of each class by the precision that they
+    guarantee, and ``key`` is all that the labels depend on.
     """
 
     version: int
@@ -98,6 +99,7 @@ class ProjectSettings(TypedDict):
     seed: Count
     parameters: JsonObject
     fitted: dict[str, float | list[float]]
+    grades: dict[str, list[float]]
     classes: list[str]
     counts: NotRequired[dict[str, Count]]
     written: Written
@@ -260,6 +262,8 @@ class Project:
             ) from error
         for name, value in self.settings["fitted"].items():
             setattr(model, f"{name}_", np.array(value) if isinstance(value, list) else value)
+        grades = {float(each): np.array(at) for each, at in self.settings["grades"].items()}
+        model.promise_ = model.promise_._replace(thresholds=model.threshold_, grades=grades)
         return model
 
     def image(self, row: int) -> Path | None:
@@ -335,6 +339,7 @@ def _check_settings(settings: ProjectSettings) -> None:
         odd = min(known.keys() ^ settings["parameters"].keys())
         raise ValueError(f"parameters.{odd} is {'missing' if odd in known else 'not a parameter'}")
     _check_fitted(settings["fitted"], len(classes))
+    _check_grades(settings["grades"], len(classes))
     try:
         FitOptions.of(settings["parameters"])
     except (ValueError, OverflowError) as error:
@@ -354,6 +359,23 @@ def _check_fitted(fitted: dict[str, float | list[float]], classes: int) -> None:
     if any(isinstance(fitted[name], list) for name in FITTED_NUMBERS):
         names = " and ".join(f"fitted.{name}" for name in FITTED_NUMBERS)
         raise ValueError(f"{names} must be numbers; got a list")
+
+
+def _check_grades(grades: dict[str, list[float]], classes: int) -> None:
+    for precision, thresholds in grades.items():
+        if not is_share(precision) or len(thresholds) != classes or min(thresholds) < 0:
+            raise ValueError(
+                "grades must have one number, 0 or more, for each class by precisions from 0 to 1; "
+                f"got {shown({precision: thresholds})}"
+            )
+
+
+def is_share(text: str) -> bool:
+    """Return whether a text is a number from 0 to 1."""
+    try:
+        return 0 <= float(text) <= 1
+    except ValueError:
+        return False
 
 
 # Tables for people --------------------------------------------------------------------------------

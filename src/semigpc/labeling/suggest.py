@@ -97,8 +97,8 @@ class _Rows(NamedTuple):
     """What labels.parquet holds of all N rows: classes as text, and numbers (N,)."""
 
     guesses: list[str]
-    likeliest: list[str]
-    confidence: Floats  # of the most probable class
+    seconds: list[str]  # the most probable of the other classes
+    confidence: Floats
     variance: Floats
 
     @classmethod
@@ -106,8 +106,8 @@ class _Rows(NamedTuple):
         column = project.table.column
         return cls(
             column("guess").to_pylist(),
-            column("likeliest").to_pylist(),
-            column("likeliest_confidence").to_numpy().astype(np.float64),
+            column("second").to_pylist(),
+            column("confidence").to_numpy().astype(np.float64),
             column("variance").to_numpy().astype(np.float64),
         )
 
@@ -130,7 +130,7 @@ def suggest(project: Project, config: SuggestConfig | None = None) -> list[Sugge
     weights = rare_weights(counts, config.rare)
     needs = classes_in_need(project)
     worth = _worth_alone(rows, candidates, model, dict(zip(names, weights.tolist(), strict=True)))
-    decided = [{rows.guesses[row], rows.likeliest[row]} for row in candidates.tolist()]
+    decided = [{rows.guesses[row], rows.seconds[row]} for row in candidates.tolist()]
     sought = [np.array([name in classes for classes in decided]) for name in needs]
     pool, is_random = _pool(candidates, worth, sought, config)
 
@@ -157,7 +157,7 @@ def suggest(project: Project, config: SuggestConfig | None = None) -> list[Sugge
         suggestion = Suggestion(
             row=row,
             id=project.ids[row],
-            believed=rows.likeliest[row],
+            believed=rows.guesses[row],
             confidence=float(rows.confidence[row]),
             variance=float(rows.variance[row]),
             worth=float(value),

@@ -3,7 +3,6 @@
 It shows what ``summary.json`` holds, see :class:`semigpc.report.labeling_summary.LabelingSummary`.
 """
 
-import math
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -35,9 +34,9 @@ from semigpc.report.labeling_summary import (
     Confusion,
     CopyGroup,
     Evidence,
+    GradeFacts,
     LabelingSummary,
     Method,
-    PromiseFacts,
 )
 from semigpc.report.style import BLUE, FONT, GREEN, INK, MUTED, ORANGE, PAPER, Chart, Floats, floats
 from semigpc.report.wording import count, counted, duration, flatten, no_new_labels, percent, short
@@ -184,7 +183,6 @@ def write_labeling_report(
     evidence = facts["evidence"]
     noun = facts["rows_noun"]
     methods = _methods(evidence)
-    trust = _trust(facts, evidence, noun) if evidence else facts["why_none"]
     charts = {
         "shares": shares_chart(facts),
         "trust": trust_chart(evidence, facts["threshold"], facts["target_precision"]),
@@ -203,7 +201,10 @@ def write_labeling_report(
         "data": facts["data"],
         "noun": noun,
         "nothing": _nothing(facts),
-        "headline": [_headline(facts, noun), promise_sentence(facts), trust],
+        "headline": [_headline(facts, noun), promise_sentence(facts), _trust(facts, noun)],
+        "grades": grade_rows(facts),
+        "reach": reach_sentence(facts),
+        "guaranteed": _guaranteed(facts),
         "images": images,
         "notes": facts["notes"],
         "facts": _numbers(facts, evidence, noun),
@@ -251,55 +252,86 @@ def _nothing(facts: LabelingSummary) -> str:
 
 
 def promise_sentence(facts: LabelingSummary) -> str:
-    """Return what is promised about the new labels, and their mean confidence; empty if nothing."""
+    """Return what is guaranteed and what is expected of the new labels; empty if nothing is."""
     promise = facts["promise"]
     if not promise:
         return ""
-    grades = _grades(promise, facts["statuses"]["pseudo"], _unlabelled(facts))
-    if not facts["statuses"]["pseudo"]:
-        return f"{_no_promise(promise)} {grades}".strip()
+    given_out = facts["statuses"]["pseudo"]
     target = f"{100 * promise['target']:g}%"
-    probability = f"{100 * promise['probability']:g}%"
-    of = " of every class" if promise["per_class"] else ""
-    sentence = (
-        f"The promise: {target} of the labels given out{of} are right, with probability "
-        f"{probability}, if the given labels of each class are a random sample of it."
-    )
-    supported = promise["supported"]
-    if supported is not None and supported < promise["target"]:
-        sentence += (
-            f" The left-out labels above the threshold, taken alone, support "
-            f"{math.floor(100 * supported)}% ({counted(promise['labels'], 'given labels')})."
+    if not given_out:
+        labels = counted(promise["labels"], "given labels")
+        return (
+            f"{labels} are too few to guarantee {target} precision. {_more_sentence(facts)}".strip()
         )
+    own = next(grade for grade in promise["grades"] if grade["precision"] == promise["target"])
+    of = " of every class" if promise["per_class"] else ""
+    expected = f" Expected: {percent(own['expected'])}." if own["expected"] else ""
     return (
-        f"{sentence} Apart from the promise, the mean confidence of the labels given out is "
-        f"{percent(promise['expected'])}. {grades}"
+        f"Guaranteed: at least {target} of the {counted(given_out, 'labels')} given out{of} are "
+        f"right.{expected} The guarantee holds in {100 * promise['probability']:g} of 100 cases, "
+        f"if the given labels of each class are a random sample of it. {_more_sentence(facts)}"
     ).strip()
 
 
-def _no_promise(promise: PromiseFacts) -> str:
-    labels = counted(promise["labels"], "given labels")
-    return f"{labels} are too few to guarantee {100 * promise['target']:g}% precision."
+def grade_that_gives_more(facts: LabelingSummary) -> GradeFacts | None:
+    """Return the next lower precision that gives out more, where few labels are given out.
 
-
-def _grades(promise: PromiseFacts, given_out: int, total: int) -> str:
-    """Return how many labels are guaranteed at each precision; empty if none at any.
-
-    Where few labels are given out, also which precision would give out more.
+    That is the first which gives out FEW_LABELS of the rows, or else the first that gives any more.
     """
-    grades = promise["grades"]
-    if not any(grade["labels"] for grade in grades):
+    promise = facts["promise"]
+    total = _unlabelled(facts)
+    given_out = facts["statuses"]["pseudo"]
+    if not promise or given_out >= FEW_LABELS * total:
+        return None
+    below = [grade for grade in promise["grades"] if grade["precision"] < promise["target"]]
+    more = [grade for grade in below if grade["labels"] > given_out]
+    enough = [grade for grade in more if grade["labels"] >= FEW_LABELS * total]
+    return next(iter(enough or more), None)
+
+
+def _more_sentence(facts: LabelingSummary) -> str:
+    more = grade_that_gives_more(facts)
+    if more is None:
         return ""
-    entries = [f"{100 * grade['precision']:g}%: {count(grade['labels'])}" for grade in grades]
-    sentence = f"Labels guaranteed at each precision: {' · '.join(entries)} of {count(total)}."
-    below = [grade for grade in grades if grade["precision"] < promise["target"]]
-    more = [grade for grade in below if grade["labels"] > max(given_out, FEW_LABELS * total)]
-    more = more or [grade for grade in below if grade["labels"] > given_out]
-    if given_out < FEW_LABELS * total and more:
-        precision = more[0]["precision"]
-        labels = count(more[0]["labels"])
-        sentence += f" A target precision of {100 * precision:g}% gives out {labels}."
-    return sentence
+    labels = count(more["labels"])
+    return f"A target precision of {100 * more['precision']:g}% gives out {labels}."
+
+
+@dataclass(frozen=True)
+class GradeRow:
+    """A line of the table of grades: its name, its rows, and what is expected of them."""
+
+    name: str
+    labels: int
+    expected: float | None = None
+
+
+def grade_rows(facts: LabelingSummary) -> list[GradeRow]:
+    """Return the labels guaranteed at each precision, and what is left; empty without a promise."""
+    promise = facts["promise"]
+    if not promise:
+        return []
+    grades = [grade for grade in promise["grades"] if grade["labels"]]
+    rows = [
+        GradeRow(f"{100 * grade['precision']:g}%", grade["labels"], grade["expected"])
+        for grade in grades
+    ]
+    guaranteed = max((grade["labels"] for grade in grades), default=0)
+    outliers = facts["statuses"]["outlier"]
+    rows.append(GradeRow("open", _unlabelled(facts) - guaranteed - outliers))
+    rows.append(GradeRow("unlike everything", outliers))
+    return rows
+
+
+def reach_sentence(facts: LabelingSummary) -> str:
+    """Return how many labels would have the target precision by expectation alone."""
+    promise = facts["promise"]
+    if not promise or promise["reach"] <= facts["statuses"]["pseudo"]:
+        return ""
+    return (
+        f"Without a guarantee, {count(promise['reach'])} labels are expected to be "
+        f"{100 * promise['target']:g}% right."
+    )
 
 
 def _headline(facts: LabelingSummary, noun: str) -> str:
@@ -313,18 +345,20 @@ def _headline(facts: LabelingSummary, noun: str) -> str:
     are = "it is" if statuses["outlier"] == 1 else "they are"
     reasons = []
     if statuses["abstained"]:
-        threshold = f"below {percent(facts['threshold'])}, or two classes compete"
-        if facts["threshold"] > 1:
-            threshold = "with so few labels none is enough"
-        reasons.append(f"{many['abstained']} for lack of confidence ({threshold})")
+        reasons.append(f"{many['abstained']} for lack of confidence")
     if statuses["outlier"]:
         reasons.append(f"{many['outlier']} because {are} unlike everything labelled")
     rest = f"Left open: {', and '.join(reasons)}." if reasons else "None was left open."
     return f"Of {counted(total, noun)} without a label, {many['pseudo']} got one. {rest}"
 
 
-def _trust(facts: LabelingSummary, evidence: Evidence, noun: str) -> str:
-    """Return what share of the new labels should be right, and how that was measured."""
+def _trust(facts: LabelingSummary, noun: str) -> str:
+    """Return what share of the new labels should be right, where nothing is guaranteed of them."""
+    evidence = facts["evidence"]
+    if not evidence:
+        return facts["why_none"]
+    if facts["promise"]:
+        return ""
     chosen = evidence["chosen"]
     target = facts["target_precision"]
     labels = counted(evidence["held_out"], "given labels")
@@ -365,13 +399,22 @@ def _numbers(facts: LabelingSummary, evidence: Evidence | None, noun: str) -> li
 
 @dataclass(frozen=True)
 class ClassRow:
-    """A class in the table: labels, estimated share among the others, and what was measured."""
+    """A class in the table: labels, estimated share among the others, and what was measured.
+
+    ``guaranteed`` are its labels at each precision of ``_guaranteed``.
+    """
 
     name: str
     given: int
     share: float | None
     pseudo: int
+    guaranteed: list[int]
     measured: ClassEvidence | None
+
+
+def _guaranteed(facts: LabelingSummary) -> list[GradeFacts]:
+    """Return the grades that some label has."""
+    return [grade for grade in (facts["promise"] or {"grades": []})["grades"] if grade["labels"]]
 
 
 def _class_rows(facts: LabelingSummary, evidence: Evidence | None) -> list[ClassRow]:
@@ -382,7 +425,9 @@ def _class_rows(facts: LabelingSummary, evidence: Evidence | None) -> list[Class
         name = facts["classes"][c]
         share = facts["believed"][c] if _unlabelled(facts) else None
         given = facts["given"][c]
-        rows.append(ClassRow(name, given, share, facts["pseudo"][c], measured.get(name)))
+        guaranteed = [grade["classes"][c] for grade in _guaranteed(facts)]
+        pseudo = facts["pseudo"][c]
+        rows.append(ClassRow(name, given, share, pseudo, guaranteed, measured.get(name)))
     return rows
 
 

@@ -39,27 +39,32 @@ class Outlier(TypedDict):
 
 
 class GradeFacts(TypedDict):
-    """A precision, and the number of labels for which it is promised or exceeded."""
+    """A precision, and the labels for which it or a higher one is guaranteed.
+
+    ``labels`` is their number, ``classes`` (C,) that of each class, and ``expected`` the share of
+    them that is expected to be right; None if there are none.
+    """
 
     precision: float
     labels: int
+    classes: list[int]
+    expected: float | None
 
 
 class PromiseFacts(TypedDict):
     """What is promised about the new labels.
 
-    ``target`` was requested and holds with ``probability``; ``supported`` and ``expected`` are
-    those of :class:`semigpc.estimator.Promise`. ``grades`` has the highest precision first.
-    ``without`` are the classes that got no new label, and ``needed`` is how many more labels each
-    of them needs.
+    ``target`` was requested and holds with ``probability``. ``grades`` has the highest precision
+    first. ``reach`` is how many labels would have that precision by expectation, without a
+    guarantee. ``labels`` is the number of given ones, ``without`` are the classes that got no new
+    label, and ``needed`` is how many more labels each of them needs.
     """
 
     target: float
     probability: float
     per_class: bool
-    supported: float | None
-    expected: float | None
     grades: list[GradeFacts]
+    reach: int
     labels: int
     without: list[str]
     needed: dict[str, int]

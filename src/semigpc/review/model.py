@@ -57,8 +57,8 @@ class ReviewModel:
         self.codes = encoded(table["guess"], self.code)
         self.initial_codes = self.codes.copy()
         self.confidence = table["confidence"].to_numpy().astype(np.float32)
-        self.likeliest = encoded(table["likeliest"], self.code)
-        self.likeliest_confidence = table["likeliest_confidence"].to_numpy().astype(np.float32)
+        self.second = encoded(table["second"], self.code)  # most probable of the other classes
+        self.grade = table["grade"].fill_null(0).to_numpy().astype(np.float32)
         self.variance = table["variance"].to_numpy().astype(np.float32)
         self.initial_variance = self.variance.copy()
         self.status = encoded(table["status"], STATUSES.index).astype(np.uint8)
@@ -220,12 +220,13 @@ class ReviewModel:
             self.codes[row] = code
             self.confidence[row] = 1
             self.status[row] = Status.LABELLED
-            self.likeliest[row] = code
-            self.likeliest_confidence[row] = 1
+            self.second[row] = -1
+            self.grade[row] = 0
             self.scored_at[row] = self.generation
         elif not self.has_embedding[row]:
             self.codes[row] = -1
             self.confidence[row] = 0
+            self.grade[row] = 0
             self.status[row] = Status.ABSTAINED
 
     # Scores -------------------------------------------------------------------------------------
@@ -278,7 +279,7 @@ class ReviewModel:
         left = int(stale.sum())
         variance = True
         if self.many_labels:
-            outlying = stale & (self.variance > self.classifier.outlier_variance_)
+            outlying = stale & (self.status == Status.OUTLIER)
             variance = bool(outlying.any())
             stale = outlying if variance else stale
         waiting = np.flatnonzero(stale)
@@ -311,17 +312,15 @@ class ReviewModel:
         known = self.known_codes[rows]
         free = known < 0
         codes = np.where(free, class_codes[answers.codes], known)
-        likeliest = np.where(free, class_codes[answers.likeliest], known)
-        one = np.float32(1)
-        confidence = np.where(free, answers.confidence, one)
-        likeliest_confidence = np.where(free, answers.likeliest_confidence, one)
-        outlying = self.variance[rows] > self.classifier.outlier_variance_
+        confidence = np.where(free, answers.confidence, np.float32(1))
+        outlying = self.classifier.is_outlier(self.variance[rows], answers.confidence)
         status = np.where(outlying, Status.OUTLIER, answers.status)
         status = np.where(free, status, Status.LABELLED)
+        grade = np.where(free & ~outlying, answers.grade, np.float32(0))
         differs = (
             (codes != self.codes[rows])
             | (status != self.status[rows])
-            | (likeliest != self.likeliest[rows])
+            | (grade != self.grade[rows])
             | (np.rint(100 * confidence) != np.rint(100 * self.confidence[rows]))  # as shown
         )
         if top > 1:
@@ -335,8 +334,8 @@ class ReviewModel:
         self.codes[rows] = codes
         self.confidence[rows] = confidence
         self.status[rows] = status
-        self.likeliest[rows] = likeliest
-        self.likeliest_confidence[rows] = likeliest_confidence
+        self.second[rows] = np.where(free, class_codes[answers.second], -1)
+        self.grade[rows] = grade
         self.scored_at[rows] = self.generation
         if differs.any():
             self.mark_changed(rows[differs])

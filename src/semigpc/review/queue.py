@@ -98,6 +98,14 @@ class ClassProgress(TypedDict):
     confidence: float | None
 
 
+class GradeProgress(TypedDict):
+    """Labels guaranteed at a precision or a higher one, and rows below that are no outliers."""
+
+    precision: float
+    labels: int
+    open: int
+
+
 class Progress(TypedDict):
     """What the page shows about the review as a whole; ``nothing`` is a sentence or empty."""
 
@@ -106,6 +114,7 @@ class Progress(TypedDict):
     stale: int
     counts: dict[str, int]
     histogram: list[int]
+    grades: list[GradeProgress]
     classes: list[ClassProgress]
     nothing: str
 
@@ -178,8 +187,7 @@ class ReviewQueue:
         """Find the reasons for both classes of rows for which two compete.
 
         A given label that is suspected competes with the class that the other labels predict, each
-        with its probability by the others and the reasons among them. A row whose decided class is
-        not its likeliest one has both, each with its probability.
+        with its probability by the others and the reasons among them.
         """
         model = self.model
         late = []
@@ -193,9 +201,6 @@ class ReviewQueue:
             # A rival may be a new class that was undone.
             [row for row in late if self.suspected[row] and has_labels[self.rivals[row]]]
         )
-        decided = (model.status != Status.LABELLED) & (model.codes >= 0)
-        split = decided & (model.likeliest != model.codes)
-        self._weigh_split([row for row in late if split[row]])
 
     def _weigh_suspected(self, rows: list[int]) -> None:
         if not rows:
@@ -207,20 +212,6 @@ class ReviewQueue:
             found = self.model.classifier.explain_left_out(rows, names, REASONS_SHOWN)
             reasons.append(_reasons_by_row(found[0], found[1]))
         shares = np.stack([self.supported[rows], self.rival_supported[rows]])
-        self._keep_sides(rows, codes, shares, reasons)
-
-    def _weigh_split(self, rows: list[int]) -> None:
-        if not rows:
-            return
-        model = self.model
-        features = model.embeddings(rows)
-        reasons = []
-        codes = np.stack([model.codes[rows], model.likeliest[rows]])  # (2, M)
-        for class_codes in codes:
-            names = [model.names[code] for code in class_codes]
-            found = model.classifier.explain(features, REASONS_SHOWN, names)
-            reasons.append(_reasons_by_row(found.rows, found.weights))
-        shares = np.stack([model.confidence[rows], model.likeliest_confidence[rows]])
         self._keep_sides(rows, codes, shares, reasons)
 
     def _keep_sides(
@@ -325,10 +316,10 @@ class ReviewQueue:
         rows = rows[np.lexsort((-self.need()[rows], answered))]
         unanswered = rows[self.kinds[rows] == UNANSWERED]
         codes = self.model.codes[unanswered]
-        likeliest = self.model.likeliest[unanswered]
+        second = self.model.second[unanswered]
         in_need = codes_in_need(self.model.label_counts(), self.pseudo_counts())
         rows_by_class = [
-            unanswered[(codes == code) | (likeliest == code)][:ALTERNATING_ROWS].tolist()
+            unanswered[(codes == code) | (second == code)][:ALTERNATING_ROWS].tolist()
             for code in in_need[:ALTERNATING_ROWS]
         ]
         front = alternate(unanswered.tolist(), rows_by_class, ALTERNATING_ROWS)
@@ -388,9 +379,26 @@ def progress(queue: ReviewQueue, answers: Mapping[int, Answer]) -> Progress:
         "stale": int((model.scored_at < model.generation).sum()),
         "counts": {status: int(queue.mask(status).sum()) for status in get_args(StatusFilter)},
         "histogram": np.bincount(bins, minlength=HISTOGRAM_BINS).tolist(),
+        "grades": _grade_progress(queue, unlabelled),
         "classes": _class_progress(queue, answers),
         "nothing": _without_pseudo_labels(queue),
     }
+
+
+def _grade_progress(queue: ReviewQueue, unlabelled: Mask) -> list[GradeProgress]:
+    """Return how many of the rows that are not labelled (n,) have each grade that one of them has.
+
+    The highest precision comes first.
+    """
+    model = queue.model
+    grades = model.grade[unlabelled]
+    plain = int((model.status[unlabelled] != Status.OUTLIER).sum())
+    found: list[GradeProgress] = []
+    for precision in sorted(model.classifier.promise_.grades, reverse=True):
+        labels = int((grades >= np.float32(precision)).sum())
+        if labels:
+            found.append({"precision": precision, "labels": labels, "open": plain - labels})
+    return found
 
 
 def _without_pseudo_labels(queue: ReviewQueue) -> str:

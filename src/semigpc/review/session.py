@@ -100,7 +100,11 @@ class SideRecord(TypedDict):
 
 
 class Card(TypedDict):
-    """Everything that is shown of a row; ``first`` is the label that ``semigpc label`` wrote."""
+    """Everything that is shown of a row.
+
+    ``grade`` is the precision that is guaranteed for its label, 0 if none is; ``first`` is the
+    label that ``semigpc label`` wrote.
+    """
 
     row: int
     id: str
@@ -109,6 +113,7 @@ class Card(TypedDict):
     confidence: float
     variance: float
     status: str
+    grade: float
     answer: Kind | None
     first: str | None
     suspected: bool
@@ -340,8 +345,7 @@ class Session:
     def choices(self, rows: Sequence[int]) -> dict[int, RankedClasses]:
         """Return for each row the classes to choose from, with their probabilities.
 
-        First its label, or the two classes that compete for it; then the most probable others, by
-        the probabilities that confidence is taken from.
+        First its label, or the two classes that compete for it; then the most probable others.
         """
         with self._lock:
             rows = self._existing(rows)[:MOST_RANKED]
@@ -349,7 +353,7 @@ class Session:
                 return {}
             self.queue.weigh(rows)
             classifier = self.model.classifier
-            probs = classifier.pool_proba(self.model.embeddings(rows)).astype(np.float64)
+            probs = classifier.predict_proba(self.model.embeddings(rows)).astype(np.float64)
             has_labels = self.model.label_counts()[self.model.class_codes()] > 0
             names = [str(name) for name in classifier.classes_[has_labels]]
             return {
@@ -396,6 +400,7 @@ class Session:
             "confidence": round(float(self.queue.confidence(row)), 4),
             "variance": round(float(model.variance[row]), 4),
             "status": STATUSES[model.status[row]],
+            "grade": round(float(model.grade[row]), 6),
             "answer": None if answer is None else answer.kind,
             "first": model.names[initial_code] if initial_code >= 0 else None,
             "suspected": bool(self.queue.suspected[row]) and answer is None,

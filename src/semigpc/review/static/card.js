@@ -1,7 +1,7 @@
 // One card: the image or the values of a row, its predicted label, and the labelled rows that are the reason. Where two
-// classes compete, both stand side by side, each with its probability, its reasons and its key.
+// classes compete for a given label, both stand side by side, each with its probability, its reasons and its key.
 
-import { dot, el, fitted, icon, percent, plural, side, signed } from "./dom.js";
+import { dot, el, fitted, icon, percent, side, signed } from "./dom.js";
 import { codeOf, state, STATUS_NAMES } from "./store.js";
 
 const ANSWERS = {
@@ -10,18 +10,13 @@ const ANSWERS = {
   skipped: ["unsure", "cannot tell"],
 };
 
-const SUSPECTED = [
+// The two classes of a suspected label.
+export const SIDES = [
   ["given", "The label in the table, and its probability judged by all other labels.", "Keep"],
   ["predicted", "The class that all other labels predict.", "Change"],
 ];
-const SPLIT = [
-  ["equal shares", "The most probable class if all classes were equally frequent, which finds rare ones.", "Accept"],
-  ["most probable", "The most probable class, given how frequent each class is.", "Accept"],
-];
 
 export const contested = (card) => Boolean(card.sides) && !card.answer;
-
-export const sideNames = (card) => (card.suspected ? SUSPECTED : SPLIT);
 
 export function makeCard(card) {
   const cell = el("div", { role: "gridcell", class: "cell", tabindex: "-1" });
@@ -106,14 +101,22 @@ function reasons(card, listed) {
           el("span", { class: "weight" }, signed(reason.weight)), card.values ? el("span", { class: "id" }, reason.id) : null)),
     );
   }
+  if (listed.length) list.prepend(el("li", { class: "like" }, likeness(card, listed)));
   if (listed.length === 0) list.append(el("li", { class: "none" }, "no reasons yet"));
   return list;
+}
+
+// "looks like these 3 labelled glass", or the classes of all of them where they differ.
+function likeness(card, listed) {
+  const names = [...new Set(listed.map((reason) => reason.label ?? "?"))];
+  const which = listed.length === 1 ? "this" : `these ${listed.length}`;
+  return names.length === 1 ? `looks like ${which} labelled ${names[0]}` : `looks like ${which}: ${names.join(", ")}`;
 }
 
 // Both classes of a card: what speaks for each, and one key to choose it.
 function sides(card) {
   return el("div", { class: "sides" }, ...card.sides.map((one, i) => {
-    const [name, title, verb] = sideNames(card)[i];
+    const [name, title, verb] = SIDES[i];
     return el("div", { class: "side" },
       el("div", { class: "says", title }, name, el("span", { class: "sure" }, percent(one.share))),
       el("div", { class: "believed" }, dot(codeOf(one.label)), fitted("b", {}, one.label)),
@@ -139,19 +142,23 @@ function foot(card) {
   const line = el("div", { class: "foot" }, el("span", { class: "id", title: card.id }, el("bdi", {}, card.id)));
   if (card.suspected) line.append(el("span", { class: "chip suspected", title: "The other labels contradict this label from the table." }, "suspected"));
   else line.append(el("span", { class: `chip ${card.status}` }, STATUS_NAMES[card.status]));
+  if (card.grade && !card.answer) line.append(el("span", { class: "chip grade", title: guarantee(card.grade) }, percent(card.grade)));
   if (card.first !== null && card.first !== card.label) line.append(el("span", { class: "was" }, "was ", el("s", {}, card.first)));
   return line;
 }
 
+const guarantee = (grade) => `At least ${percent(grade)} of the labels like this one are right, guaranteed.`;
+
 function spoken(card) {
   if (contested(card)) {
-    const both = card.sides.map((one, i) => `${sideNames(card)[i][0]}: ${one.label}, ${Math.round(100 * one.share)} percent, key ${i + 1}`);
+    const both = card.sides.map((one, i) => `${SIDES[i][0]}: ${one.label}, ${Math.round(100 * one.share)} percent, key ${i + 1}`);
     return [...both, card.suspected ? "suspected wrong" : STATUS_NAMES[card.status], card.id].join(", ");
   }
   const parts = [card.label ?? "no label"];
   if (card.answer) parts.push(ANSWERS[card.answer][1]);
   else parts.push(`${Math.round(100 * card.confidence)} percent`, card.suspected ? "suspected wrong" : STATUS_NAMES[card.status]);
   parts.push(card.id);
-  if (card.reasons.length) parts.push(`because of ${plural(card.reasons.length, "label")}: ${card.reasons.map((r) => `${r.label} ${signed(r.weight)}`).join(", ")}`);
+  if (card.grade && !card.answer) parts.push(`${percent(card.grade)} guaranteed`);
+  if (card.reasons.length) parts.push(likeness(card, card.reasons));
   return parts.join(", ");
 }

@@ -1,7 +1,7 @@
 // Windows on top: choose among all classes, accept many, the keys, and an image enlarged.
 
 import { acceptMany, correctCurrent } from "./actions.js";
-import { contested, image, sideNames } from "./card.js";
+import { contested, image, SIDES } from "./card.js";
 import { byId, dot, el, icon, number, percent, plural, side, signed } from "./dom.js";
 import { focusCurrent } from "./grid.js";
 import { codeOf, currentCard, isOpen, state } from "./store.js";
@@ -138,7 +138,7 @@ export function openZoom() {
   const figures = (reasons) => reasons.map((reason) =>
     el("figure", {}, image(reason.row, 384), el("figcaption", {}, el("span", { class: "name" }, dot(codeOf(reason.label)), reason.label ?? "?"), el("b", { class: side(reason.weight) }, signed(reason.weight)))));
   const because = contested(card)
-    ? card.sides.flatMap((one, i) => [el("h3", {}, `${one.label}, ${sideNames(card)[i][0]}: ${percent(one.share)}`), ...figures(one.reasons)])
+    ? card.sides.flatMap((one, i) => [el("h3", {}, `${one.label}, ${SIDES[i][0]}: ${percent(one.share)}`), ...figures(one.reasons)])
     : [el("h3", {}, "Because of these labels"), ...figures(card.reasons)];
   byId("zoom-body").replaceChildren(
     el("figure", { class: "whole" }, image(card.row, 1600), el("figcaption", {}, el("span", { class: "name" }, dot(codeOf(card.label)), card.label ?? "no label"), el("b", {}, card.answer ?? percent(card.confidence)), el("span", { class: "quiet", title: "0 % next to a labelled row, 100 % far from all of them" }, `variance ${percent(card.variance)}`))),

@@ -44,6 +44,16 @@ function showStatuses() {
   }
 }
 
+// --- how many labels are guaranteed at each precision ------------------------------------------------------------------------
+
+function showGrades() {
+  const { grades, counts } = state.progress;
+  byId("guarantees").hidden = grades.length === 0;
+  const rows = grades.map((grade) => [`${percent(grade.precision)}`, grade.labels]);
+  rows.push(["open", grades.length ? grades.at(-1).open : 0], ["unlike everything", counts.outlier]);
+  byId("grades").replaceChildren(...rows.flatMap(([name, labels]) => [el("dt", {}, name), el("dd", {}, number(labels))]));
+}
+
 // --- confidence ------------------------------------------------------------------------------------------------------------
 
 function showHistogram() {
@@ -152,6 +162,7 @@ byId("filters").addEventListener("click", () => {
 onChange((what) => {
   if (!what.progress || !state.progress) return;
   showProgress();
+  showGrades();
   if (!byId("classes").contains(document.activeElement)) show();
   else showStatuses();
 });
