@@ -183,3 +183,20 @@ def test_a_fit_with_every_choice_made_leaves_no_label_out() -> None:
     model = SemiGPClassifier(target_precision=None, sharpness=1.2).fit(X, codes)
     assert model.held_out_ is None
     assert model.sharpness_ == 1.2
+
+
+def test_labels_that_were_not_drawn_teach_and_do_not_vouch() -> None:
+    X, codes, truth = blobs(counts=(30, 20, 10), unlabeled=60)
+    asked = np.flatnonzero(codes < 0)[::6]
+    more = codes.copy()
+    more[asked] = truth[asked]
+    drawn = np.ones(len(X), dtype=bool)
+    drawn[asked] = False
+    model = SemiGPClassifier(random_state=0).fit(X, more, drawn=drawn)
+    assert model.held_out_ is not None
+    assert set(model.held_out_.rows) == set(np.flatnonzero(codes >= 0))
+    assert set(model.labeled_rows_) > set(asked)
+    nothing = SemiGPClassifier(random_state=0).fit(X, more, drawn=~(more >= 0))
+    assert (nothing.threshold_ > 1).all(), "no label may vouch"
+    with pytest.raises(ValueError, match=r"drawn must be .* truth values"):
+        SemiGPClassifier().fit(X, codes, drawn=np.ones(3))

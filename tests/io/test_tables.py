@@ -158,7 +158,7 @@ def test_guesses_of_semigpc_are_no_labels_unless_they_are_trusted(tmp_path: Path
         "file_name,label,guess,confidence,variance,status\nc,cat,cat,0.97,0.1,pseudo\n",
         "file,label,confidence,second,second_confidence\nc,cat,0.7,dog,0.2\n",
         "file_name,label,confidence,second,second_confidence\nc,cat,0.7,dog,0.2\n",
-        "file_name,label,confidence,stratum,inclusion,truth\nc,cat,0.97,cat,0.5,y\n",
+        "file_name,label,confidence,stratum,inclusion,truth\nc,cat,0.97,cat,0.5,\n",
     ],
 )
 def test_a_table_with_nothing_but_guesses_is_refused(tmp_path: Path, text: str) -> None:
@@ -167,3 +167,19 @@ def test_a_table_with_nothing_but_guesses_is_refused(tmp_path: Path, text: str) 
         read_labels(table)
     table = write_csv(table, text.replace("file,", "file_name,"))
     assert read_labels(table, trust_pseudo=True).given == {"c": "cat"}
+
+
+def test_answers_of_an_audit_are_labels(tmp_path: Path) -> None:
+    answers = {"a": "y", "b": "dog", "c": "", "d": "no", "e": "Right", "f": "cat"}
+    rows = [f"{name},cat,0.97,cat,0.5,{truth}\n" for name, truth in answers.items()]
+    header = "file_name,label,confidence,stratum,inclusion,truth\n"
+    found = read_labels(write_csv(tmp_path / "audit.csv", header + "".join(rows)))
+    assert found.given == {"a": "cat", "b": "dog", "e": "cat", "f": "cat"}
+    assert found.chosen == frozenset(), "a sample of an audit is drawn at random"
+
+
+def test_rows_that_semigpc_chose_are_known_by_a_column(tmp_path: Path) -> None:
+    text = "file_name,label,chosen\na,cat,yes\nb,dog,\nc,,yes\nd,dog,no\n"
+    found = read_labels(write_csv(tmp_path / "labels.csv", text))
+    assert found.given == {"a": "cat", "b": "dog", "d": "dog"}
+    assert found.chosen == {"a", "c"}

@@ -171,13 +171,15 @@ def test_the_file_is_a_table_of_labels_once_it_is_filled_in(tmp_path: Path) -> N
     write_suggestions(project, found)  # nobody has written into it
     rows = read_rows(path)
     assert [row["id"] for row in rows] == [suggestion.id for suggestion in found]
-    names = "rank id label believed confidence variance worth for_class why"
+    names = "rank id label believed confidence variance worth for_class why chosen"
     assert list(rows[0]) == names.split()
     assert {row["label"] for row in rows} == {""}
     assert read_label_table(path, "id").given == {}
     rows[1]["label"] = "beech"
     write_rows(path, rows)
-    assert read_label_table(path, "id").given == {found[1].id: "beech"}
+    table = read_label_table(path, "id")
+    assert table.given == {found[1].id: "beech"}
+    assert found[1].id in table.chosen, "no random sample"
     with pytest.raises(DataError, match=r"suggestions\.csv exists, and 1 of its rows .*'label'"):
         write_suggestions(project, found)
     write_suggestions(project, found, overwrite=True)

@@ -575,7 +575,8 @@ def test_the_labels_can_be_given_to_the_next_round(
     session.export()
     data, again = out.parent / "data.parquet", out.parent / "again"
     labels = out / "reviewed_labels.csv"
-    label_data(LabelSettings(data=data, labels=labels, out=again, report=False))
+    summary = label_data(LabelSettings(data=data, labels=labels, out=again, report=False))
+    assert any("semigpc chose" in note and ": 2." in note for note in summary["notes"])
     accepted, corrected, _ = answered
     added = {accepted: session.model.label(accepted), corrected: ODD_CLASS}
     assert Project.open(again).given == session.project.given | added

@@ -277,7 +277,7 @@ def from_table(
     trust_pseudo: bool = False,
 ) -> Listing:
     """List the images of a table and, with ``unlisted``, all others below root without a label."""
-    labels, notes = read_labels(table, trust_pseudo=trust_pseudo)
+    labels, notes, _ = read_labels(table, trust_pseudo=trust_pseudo)
     reasons = {name: unusable(root.resolve(), name, follow_links=follow_links) for name in labels}
     missing = [name for name, reason in reasons.items() if reason == NOT_THERE]
     if missing:

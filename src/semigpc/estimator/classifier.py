@@ -144,7 +144,9 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     # Learning -------------------------------------------------------------------------------------
 
-    def fit(self, X: Any, y: Any, *, rows: Any = None, transduce: bool = True) -> Self:
+    def fit(
+        self, X: Any, y: Any, *, rows: Any = None, drawn: Any = None, transduce: bool = True
+    ) -> Self:
         """Learn from rows of which some are labelled.
 
         Args:
@@ -152,34 +154,27 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 is no label; a sparse indicator matrix is accepted too.
             rows: (n,) numbers that identify the rows in explanations and corrections; 0 .. n - 1 if
                 left out.
+            drawn: (n,) whether each row is a random one of its class, all if left out. Labels of
+                other rows, such as those that an active learner asked for, are learned from and do
+                not count for ``promise_`` and ``held_out_``.
             transduce: whether to label all rows for ``transduction_``, which costs as much as
                 ``predict``. Without it there is no such attribute.
         """
-        return self._fit(X, y, None, rows, transduce=transduce)
+        return self._fit(X, y, None, rows, drawn=drawn, transduce=transduce)
 
-    def _fit(self, X: Any, y: Any, classes: Any, rows: Any, *, transduce: bool = True) -> Self:
+    def _fit(
+        self, X: Any, y: Any, classes: Any, rows: Any, *, drawn: Any = None, transduce: bool = True
+    ) -> Self:
         options = FitOptions.of(self.get_params())
         X = self._validated(X, reset=True)
         self._centre = centre_of(X[:: -(-len(X) // STATISTICS_ROWS)])
         X = self._rounded(X)
         codes, self.classes_ = read_targets(y, None if classes is None else np.unique(classes))
         numbers = row_numbers(rows, len(X))
-        if len(codes) != len(X):
-            raise ValueError(
-                f"y must have one entry for each of the {len(X)} rows; got {len(codes)}."
-            )
-        if not (codes >= 0).any():
-            raise ValueError(
-                f"none of the {len(X)} rows is labelled: all of y is -1, None or NaN. "
-                "Label some rows of at least two classes."
-            )
-        if len(self.classes_) < 2:
-            only = self.classes_.tolist()[0]
-            raise ValueError(
-                f"all labels are of one class, {only!r}; label rows of at least two classes."
-            )
+        is_drawn = np.ones(len(X), dtype=bool) if drawn is None else np.asarray(drawn)
+        _check_labels(len(X), codes, is_drawn, self.classes_)
         with suited_to(X.size):  # for passes over the rows; larger work sets its own threads
-            fitted = fit_memory(X, codes, numbers, len(self.classes_), options)
+            fitted = fit_memory(X, codes, numbers, is_drawn, len(self.classes_), options)
         self._memory = fitted.memory
         self._helped = fitted.helped
         self._copies = fitted.copies
@@ -562,6 +557,27 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self._named(
             np.where(labelled, codes, answers.codes),
             withheld=~labelled & (answers.status == Status.ABSTAINED),
+        )
+
+
+def _check_labels(rows: int, codes: Integers, drawn: NDArray[Any], classes: NDArray[Any]) -> None:
+    """Raise a ValueError unless there are labels (n,) of two classes, and n truth values."""
+    if len(codes) != rows:
+        raise ValueError(f"y must have one entry for each of the {rows} rows; got {len(codes)}.")
+    if drawn.shape != (rows,) or drawn.dtype != bool:
+        raise ValueError(
+            f"drawn must be {rows} truth values, one for each row of X; "
+            f"got {drawn.dtype} {drawn.shape}."
+        )
+    if not (codes >= 0).any():
+        raise ValueError(
+            f"none of the {rows} rows is labelled: all of y is -1, None or NaN. "
+            "Label some rows of at least two classes."
+        )
+    if len(classes) < 2:
+        only = classes.tolist()[0]
+        raise ValueError(
+            f"all labels are of one class, {only!r}; label rows of at least two classes."
         )
 
 

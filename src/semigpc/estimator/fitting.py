@@ -227,9 +227,14 @@ class LeftOutScores(NamedTuple):
 
 
 def fit_memory(
-    X: NDArray[np.float32], codes: Integers, numbers: Integers, n_classes: int, options: FitOptions
+    X: NDArray[np.float32],
+    codes: Integers,
+    numbers: Integers,
+    drawn: NDArray[np.bool_],
+    n_classes: int,
+    options: FitOptions,
 ) -> Fitted:
-    """Fit rows (n, D) with numbers (n,) and codes (n,), -1 without a label. O(n^3) for labels."""
+    """Fit rows (n, D) with numbers (n,) and codes (n,), -1 if unlabelled; ``drawn`` (n,) vouch."""
     rng = np.random.default_rng(options.random_state)
     labelled = np.flatnonzero(codes >= 0)
     copies = Copies(X[labelled], numbers[labelled])
@@ -246,12 +251,14 @@ def fit_memory(
     helped, even = self_train(memory, rows, scores, probabilities.logit_scale, rounds=rounds)
     promise = Promise(np.full(n_classes, options.abstain or 0.0))
     held_out = None
+    counted = drawn[labelled]
     if options.promised is not None or options.sharpness is None:
         if rounds:
             few = rows.fewer_unlabeled(FOLD_POOL_ROWS, rng)
             scale = probabilities.logit_scale
             left_out = _leave_folds_out(memory, few, scale, rounds, options.random_state)
-        probabilities, held_out = _held_out(left_out, rows, probabilities, options)
+        chosen = options.sharpness
+        probabilities, held_out = _held_out(left_out, rows, counted, probabilities, chosen)
     if options.promised is not None and held_out is not None:
         plain = scores.double() / memory.scales().clamp_min(1e-9)
         pool = probabilities.decide(probabilities.of(plain, even.double()))
@@ -523,15 +530,24 @@ def _leave_folds_out(
 
 
 def _held_out(
-    left_out: LeftOutScores, rows: TrainingRows, probabilities: Probabilities, options: FitOptions
+    left_out: LeftOutScores,
+    rows: TrainingRows,
+    drawn: NDArray[np.bool_],
+    probabilities: Probabilities,
+    sharpness: float | None,
 ) -> tuple[Probabilities, LeftOutLabels]:
-    """Return the probabilities with their sharpness chosen, and left-out labels by these."""
+    """Return the probabilities with their sharpness chosen, and left-out labels by these.
+
+    Args:
+        drawn: (n,) labelled rows that count. sharpness: None to choose it.
+    """
     own = left_out.others.gather(1, left_out.codes.unsqueeze(1)).squeeze(1)
-    checked = (own > 0.5).nonzero().squeeze(1)  # the only label of a class cannot be left out
+    counts = (own > 0.5) & torch.from_numpy(drawn[left_out.places])
+    checked = counts.nonzero().squeeze(1)  # the only label of a class cannot be left out
     codes = left_out.codes[checked]
     others = left_out.others[checked]
     average = probabilities.average(left_out.plain[checked], left_out.even[checked])
-    if options.sharpness is None:
+    if sharpness is None:
         weights = (label_weights(codes, probabilities.shares) + 1) / 2
         sharpness = choose_sharpness(average, codes, others, weights)
         probabilities = replace(probabilities, sharpness=sharpness)

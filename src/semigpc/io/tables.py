@@ -5,7 +5,7 @@
 import csv
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
@@ -41,6 +41,11 @@ GUESSED = frozenset(("label", "guess", "second"))  # their columns of classes
 STATUS = "status"
 BY_PEOPLE = frozenset(("labelled", "reviewed"))  # statuses of labels that people gave
 PSEUDO = "pseudo"
+TRUTH = "truth"  # column of audit.csv that people fill in: with a class, or one of these words
+RIGHT = frozenset(("y", "yes", "correct", "right", "true", "ok"))
+WRONG = frozenset(("n", "no", "wrong", "false"))
+CHOSEN = "chosen"  # column that says whether semigpc chose the row to be labelled ...
+YES = "yes"  # ... in this word
 
 # Selects the columns to read, given those of a file.
 Choose = Callable[[Sequence[str], Path], tuple[str, ...]]
@@ -75,10 +80,14 @@ def is_table(path: Path) -> bool:
 
 
 class LabelTable(NamedTuple):
-    """The label of each name in a table, None where it has none, in its order; notes for users."""
+    """The label of each name in a table, None where it has none, in its order; notes for users.
+
+    ``chosen`` are the names that semigpc chose to be labelled, so that they are no random sample.
+    """
 
     labels: dict[str, str | None]
     notes: tuple[str, ...]
+    chosen: frozenset[str] = frozenset()
 
     @property
     def given(self) -> dict[str, str]:
@@ -108,7 +117,7 @@ def read_label_rows(
 
     :func:`label_text` defines what counts as no label. A row may be repeated, but not with another
     label. In a table that semigpc wrote, only labels that people gave count: those with a status of
-    BY_PEOPLE. Its guesses are left out, and a note says how many.
+    BY_PEOPLE, or answers of an audit. Guesses are left out, and a note says how many.
 
     Args:
         path: of the table. choose: selects the columns of names and labels.
@@ -119,31 +128,60 @@ def read_label_rows(
         DataError: it cannot be read, a name has two labels, or all labels are guesses.
     """
     labels: dict[str, str | None] = {}
+    chosen: set[str] = set()
     conflicts: dict[str, set[str]] = {}
     trusted = BY_PEOPLE | {PSEUDO} if trust_pseudo else BY_PEOPLE
     left_out = 0
+    found: list[str] = []  # columns besides name and label
 
     def columns(names: Sequence[str], where: Path) -> tuple[str, ...]:
-        return _with_status(names, where, choose, trust_pseudo)
+        selected = _with_status(names, where, choose, trust_pseudo)
+        selected += (CHOSEN,) if CHOSEN in names and CHOSEN not in selected else ()
+        found[:] = selected[2:]
+        return selected
 
-    for number, (cell, value, *status) in enumerate(read_columns(path, columns), start=1):
+    for number, (cell, value, *others) in enumerate(read_columns(path, columns), start=1):
         name = name_of(cell, number, path)
-        label = as_label(value, path)
-        if label is not None and status and str(status[0]).strip() not in trusted:
-            label = None
-            left_out += 1
+        guess = as_label(value, path)
+        about = dict(zip(found, map(label_text, others), strict=True))
+        label = _by_people(guess, about, trusted)
+        left_out += guess is not None and label is None
+        if about.get(CHOSEN) == YES:
+            chosen.add(name)
         if labels.setdefault(name, label) != label:
             conflicts.setdefault(name, {labels[name] or "no label"}).add(label or "no label")
     if conflicts:
-        first, different = next(iter(conflicts.items()))
-        raise DataError(
-            f"{path} has different labels for {len(conflicts)} of its ids: {first!r} is "
-            f"{' and '.join(sorted(different))}. Keep one row for each id."
-        )
+        raise _different_labels(path, conflicts)
     if left_out and not any(labels.values()):
         raise _only_guesses(path)
     note = f"Labels of {path.name} that were left out, since they are guesses of semigpc:"
-    return LabelTable(labels, (f"{note} {left_out}.",) if left_out else ())
+    return LabelTable(labels, (f"{note} {left_out}.",) if left_out else (), frozenset(chosen))
+
+
+def _different_labels(path: Path, conflicts: Mapping[str, set[str]]) -> DataError:
+    first, different = next(iter(conflicts.items()))
+    return DataError(
+        f"{path} has different labels for {len(conflicts)} of its ids: {first!r} is "
+        f"{' and '.join(sorted(different))}. Keep one row for each id."
+    )
+
+
+def _by_people(
+    label: str | None, about: Mapping[str, str | None], trusted: Collection[str]
+) -> str | None:
+    """Return the label of a row if somebody gave it, or the class that an audit found.
+
+    Args:
+        about: what other columns say of the row. trusted: statuses of labels to take.
+    """
+    if STATUS in about:
+        return label if about[STATUS] in trusted else None
+    if TRUTH not in about:
+        return label
+    truth = about[TRUTH]
+    if truth is None or truth.casefold() in WRONG:
+        return None
+    return label if truth.casefold() in RIGHT else truth
 
 
 def _with_status(
@@ -157,7 +195,9 @@ def _with_status(
     if chosen[1] not in GUESSED:
         return chosen
     if set(names) >= SAMPLE_COLUMNS and not trust_pseudo:
-        raise _only_guesses(path)
+        if TRUTH not in names:
+            raise _only_guesses(path)
+        return (*chosen, TRUTH)
     return (*chosen, STATUS) if set(names) >= LABELS_COLUMNS else chosen
 
 

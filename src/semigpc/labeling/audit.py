@@ -22,17 +22,14 @@ from semigpc.estimator import Status
 from semigpc.estimator.answers import Z95, Interval95
 from semigpc.io.atomic import RELAXED, Count, Positive, Share, read_json, shown, write_json
 from semigpc.io.errors import DataError
-from semigpc.io.tables import SUFFIXES, as_label, is_table, read_columns
+from semigpc.io.tables import RIGHT, SUFFIXES, TRUTH, WRONG, as_label, is_table, read_columns
 from semigpc.io.text import listed, similar_names
 from semigpc.labeling.project import Project, own_names, write_hand_table
 
 TABLE = "audit.csv"
 FACTS = "audit.json"
 AGAIN = "Draw a new sample with overwrite=True."
-TRUTH = "truth"  # columns of audit.csv
-LABEL = "label"
-RIGHT = frozenset(("y", "yes", "correct", "right", "true", "ok"))  # answers that confirm the label
-WRONG = frozenset(("n", "no", "wrong", "false"))
+LABEL = "label"  # column of audit.csv
 # Names of the bands of confidence, by their number.
 BANDS = {1: ("all",), 2: ("low", "high"), 3: ("low", "middle", "high")}
 CHECKED_PER_CLASS = 5  # rows, if there are that many

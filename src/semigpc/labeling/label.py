@@ -138,7 +138,7 @@ class Inputs(NamedTuple):
     Attributes:
         source: the rows. path, columns: to open the same rows again.
         labels: by id; None if they are in the data. images: the folder of the images, or None.
-        notes: messages for the user.
+        notes: messages for the user. chosen: ids that semigpc chose to be labelled.
     """
 
     source: TableSource
@@ -147,6 +147,7 @@ class Inputs(NamedTuple):
     labels: dict[str, str] | None
     images: Path | None
     notes: list[str]
+    chosen: frozenset[str] = frozenset()
 
 
 def is_image_folder(path: Path, *, follow_links: bool = False) -> bool:
@@ -177,7 +178,7 @@ def open_images(
         )
     root = settings.data.resolve()
     notes: list[str] = []
-    labels = _image_labels(settings, root, notes)
+    labels, chosen = _image_labels(settings, root, notes)
     table = settings.out / EMBEDDINGS
     result = embed_folder(
         root,
@@ -195,12 +196,15 @@ def open_images(
             f"{EMBEDDINGS}.bad.txt lists them."
         )
     labels = {name: label for name, label in labels.items() if name not in bad}
-    return Inputs(open_source(table), table.resolve(), ColumnOptions(), labels, root, notes)
+    source = open_source(table)
+    return Inputs(source, table.resolve(), ColumnOptions(), labels, root, notes, chosen)
 
 
-def _image_labels(settings: LabelSettings, root: Path, notes: list[str]) -> dict[str, str]:
-    """Return the labels of images, all of which must exist."""
-    labels = _read_all_labels(settings, FILE_NAME, notes, images=True)
+def _image_labels(
+    settings: LabelSettings, root: Path, notes: list[str]
+) -> tuple[dict[str, str], frozenset[str]]:
+    """Return the labels of images, all of which must exist, and which images were chosen."""
+    labels, chosen = _read_all_labels(settings, FILE_NAME, notes, images=True)
     missing = [
         name
         for name in labels
@@ -213,7 +217,7 @@ def _image_labels(settings: LabelSettings, root: Path, notes: list[str]) -> dict
             "correct them, add the files or delete the rows."
         )
     check_classes(list(labels.values()), settings.labels)
-    return labels
+    return labels, chosen
 
 
 def table_inputs(settings: LabelSettings, source: TableSource, path: Path) -> Inputs:
@@ -233,8 +237,9 @@ def table_inputs(settings: LabelSettings, source: TableSource, path: Path) -> In
         )
     notes: list[str] = []
     labels = None
+    chosen: frozenset[str] = frozenset()
     if settings.labels is not None:
-        labels = _read_all_labels(settings, source.id_name, notes)
+        labels, chosen = _read_all_labels(settings, source.id_name, notes)
         if source.has_labels:
             notes.append(
                 f"Labels were read from {settings.labels.name}; the column of labels in the data "
@@ -246,14 +251,18 @@ def table_inputs(settings: LabelSettings, source: TableSource, path: Path) -> In
             "labels with labels=..., or name the column with label_column=..."
         )
     images = settings.images.resolve() if settings.images is not None else None
-    return Inputs(source, path, settings.data_columns, labels, images, notes)
+    return Inputs(source, path, settings.data_columns, labels, images, notes, chosen)
 
 
 def _read_all_labels(
     settings: LabelSettings, id_name: str, notes: list[str], *, images: bool = False
-) -> dict[str, str]:
-    """Return the labels of all tables; the last table that has an id decides."""
+) -> tuple[dict[str, str], frozenset[str]]:
+    """Return the labels of all tables, and the ids that semigpc chose to be labelled.
+
+    The last table that has an id decides.
+    """
     labels: dict[str, str] = {}
+    chosen: set[str] = set()
     for path in settings.label_files:
         table = read_label_table(
             path,
@@ -263,8 +272,14 @@ def _read_all_labels(
             trust_pseudo=settings.trust_pseudo,
         )
         labels |= table.given
+        chosen = (chosen - table.given.keys()) | (table.chosen & table.given.keys())
         notes += table.notes
-    return labels
+    if chosen:
+        notes.append(
+            f"Labels of rows that semigpc chose, on the review page or by suggest: {len(chosen)}. "
+            "They teach, but count for no guarantee, since they are not a random sample."
+        )
+    return labels, frozenset(chosen)
 
 
 # Labelling ----------------------------------------------------------------------------------------
@@ -320,7 +335,7 @@ def _label_data(settings: LabelSettings, overwrite: bool, progress: Progress) ->
     )
     check_classes(gathered.labels, settings.labels or settings.data)
     progress("fitting", 0, None)
-    model, notes = fit(gathered, settings)
+    model, notes = fit(gathered, settings, inputs.chosen)
     inputs.notes.extend(notes)
 
     # Not before: input that cannot be labelled must neither replace nor leave anything.
@@ -391,8 +406,14 @@ def shard_rows(source: TableSource, shard: int | None = None) -> int:
     return shard or max(1, min(SHARD_ROWS, SHARD_BYTES // (4 * source.width)))
 
 
-def fit(gathered: Scan, settings: LabelSettings) -> tuple[SemiGPClassifier, list[str]]:
-    """Fit the estimator on the labelled rows and the sample; return it and notes for the user."""
+def fit(
+    gathered: Scan, settings: LabelSettings, chosen: frozenset[str] = frozenset()
+) -> tuple[SemiGPClassifier, list[str]]:
+    """Fit the estimator on the labelled rows and the sample; return it and notes for the user.
+
+    Args:
+        chosen: ids of rows that were not drawn at random to be labelled.
+    """
     model = SemiGPClassifier(
         target_precision=settings.target_precision,
         per_class=settings.per_class,
@@ -404,9 +425,11 @@ def fit(gathered: Scan, settings: LabelSettings) -> tuple[SemiGPClassifier, list
     rows = np.concatenate([gathered.labelled, gathered.sample])
     x = np.concatenate([gathered.x, gathered.sample_x])
     check_spread(x, settings.data)
+    drawn = np.ones(len(x), dtype=bool)
+    drawn[: len(gathered.ids)] = [name not in chosen for name in gathered.ids]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
-        model.fit(x, labels, rows=rows, transduce=False)
+        model.fit(x, labels, rows=rows, drawn=drawn, transduce=False)
     notes = [str(each.message) for each in caught if issubclass(each.category, UserWarning)]
     if model.engine_ != "exact":
         notes.append(model.engine_reason_)

@@ -172,7 +172,7 @@ def _label_on_ray(settings: LabelSettings, overwrite: bool, progress: Progress) 
         gathered = engine.gather(partitions, inputs, settings) if kept is None else kept
         check_classes(gathered.labels, settings.labels or settings.data)
         engine.progress("fitting", 0, None)
-        model, notes = fit(gathered, settings)
+        model, notes = fit(gathered, settings, inputs.chosen)
         inputs.notes.extend(notes)
         if not isinstance(settings.out, Address):
             inputs.notes.extend(OutFolder(settings.out, key).rename_outdated(settings.label_files))

@@ -24,6 +24,7 @@ from pyarrow import compute
 
 from semigpc.estimator import SemiGPClassifier, Status
 from semigpc.io.errors import DataError, SettingsError
+from semigpc.io.tables import CHOSEN, YES
 from semigpc.labeling.project import Project, own_names, write_hand_table
 from semigpc.labeling.source import Rows
 
@@ -316,11 +317,12 @@ def write_suggestions(
         DataError: labels have been written into the existing file.
     """
     path = project.folder / FILE
-    rank_name, *others = own_names(("rank", "label", *Suggestion._fields[2:]), project.id_name)
+    names = ("rank", "label", *Suggestion._fields[2:], CHOSEN)
+    rank_name, *others = own_names(names, project.id_name)
     rows = []
     for rank, row in enumerate(suggestions, start=1):
         values = (f"{value:.6g}" if isinstance(value, float) else value for value in row[2:])
-        rows.append((rank, row.id, "", *values))
+        rows.append((rank, row.id, "", *values, YES))
     header = [rank_name, project.id_name, *others]
     project.claim(FILE)
     write_hand_table(path, header, rows, blank="label", overwrite=overwrite)

@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field
 from semigpc.estimator import STATUSES
 from semigpc.io.atomic import locked, replacing
 from semigpc.io.errors import DataError
+from semigpc.io.tables import CHOSEN, YES
 from semigpc.io.text import spreadsheet_cell
 from semigpc.labeling.outputs import GIVEN_OUT
 from semigpc.labeling.project import Project
@@ -482,7 +483,8 @@ def write_reviewed(project: Project, model: ReviewModel, answers: Mapping[int, A
     labels.parquet, confidence, variance, status, reviewed (whether the label was accepted or
     corrected) and answer (accepted, corrected, skipped or nothing). ``reviewed_labels.csv`` holds
     the rows labelled by people, in the table of labels or on the page, for
-    ``semigpc label --labels``.
+    ``semigpc label --labels``; ``chosen`` is "yes" for those that were answered on the page, which
+    chose the cards.
     """
     is_given_out = np.isin(model.status, GIVEN_OUT)
     kinds: list[str | None] = [None] * len(model)
@@ -502,7 +504,9 @@ def write_reviewed(project: Project, model: ReviewModel, answers: Mapping[int, A
         }
     )
     by_people = pyarrow.array(model.known_codes >= 0)
-    known = table.select([project.id_name, "label"]).filter(by_people)
+    chosen = pyarrow.array([YES if each else None for each in reviewed], pyarrow.string())
+    known = table.select([project.id_name, "label"]).append_column(CHOSEN, chosen)
+    known = known.filter(by_people)
     files = [project.folder / name for name in (TABLE, CSV_TABLE, LABELS)]
     with replacing(files[0]) as draft:
         parquet.write_table(table, draft)
