@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from semigpc.gp.engine import NotPositiveDefiniteError
+from semigpc.io.threads import using
 
 FOLD_RANK = 192  # rows of delayed changes by default; half of it for small matrices
 BAND = 512  # rows of a tile changed at a time, to bound the memory that this takes
@@ -160,7 +161,10 @@ class SymmetricTiles(nn.Module):
         if not bool(torch.cat(diagonals).square().min() > floor):
             raise NotPositiveDefiniteError
         if self.strips == 1:
-            torch.cholesky_inverse(self.tiles[0], out=self.tiles[0])
+            # Two threads of LAPACK wait for each other: while other work kept one of two cores busy,
+            # 1650 rows took 5 s, and 0.08 s by one thread, which idle cores halve at best.
+            with using(1):
+                torch.cholesky_inverse(self.tiles[0], out=self.tiles[0])
             return
         self._invert_factor()
         self._multiply_factor()
