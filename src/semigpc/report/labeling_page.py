@@ -389,8 +389,9 @@ def _numbers(facts: LabelingSummary, evidence: Evidence | None, noun: str) -> li
         ("Classes", count(len(facts["classes"]))),
     ]
     numbers += [(name, count(statuses[key])) for key, name in names.items()]
-    if evidence:
+    if evidence and not facts["promise"]:
         numbers.append(("Measured precision", percent(evidence["chosen"]["precision"])))
+    if evidence:
         numbers.append(("Balanced accuracy", percent(evidence["balanced_accuracy"]["value"])))
     if "seconds" in facts:
         numbers.append(("Time", duration(facts["seconds"])))

@@ -29,7 +29,7 @@ export function fill(element, card) {
   const cell = element.firstChild;
   const shot = cell.querySelector(".shot") ?? makeShot(card); // kept, so that an image does not flicker
   if (contested(card)) cell.replaceChildren(shot, sides(card), foot(card));
-  else cell.replaceChildren(shot, reasons(card, card.reasons), verdict(card), foot(card));
+  else cell.replaceChildren(shot, because(card), verdict(card), foot(card));
   element.classList.toggle("contested", contested(card));
   shot.querySelector(".badge")?.remove();
   if (card.answer) shot.append(el("span", { class: "badge" }, icon(ANSWERS[card.answer][0]), ANSWERS[card.answer][1]));
@@ -91,6 +91,10 @@ function bars(values) {
   return el("svg", { class: "bars", viewBox: "0 0 100 100", preserveAspectRatio: "none", role: "img", "aria-label": title }, el("line", { x1: 0, x2: 100, y1: 50, y2: 50 }), ...drawn);
 }
 
+const LEAST_SHARE = 0.2; // of the largest weight, from which a labelled row counts as a reason
+
+const important = (reasons) => reasons.filter((reason, i) => i === 0 || reason.weight >= LEAST_SHARE * reasons[0].weight);
+
 function reasons(card, listed) {
   const list = el("ul", { class: "reasons", "aria-hidden": "true" });
   for (const reason of listed) {
@@ -98,16 +102,23 @@ function reasons(card, listed) {
     list.append(
       el("li", { title: `${reason.id}, labelled ${reason.label}, adds ${signed(reason.weight)} to the score of the class`, class: side(reason.weight) }, thumb,
         el("span", { class: "why" }, el("span", { class: "label" }, dot(codeOf(reason.label)), fitted("span", {}, reason.label ?? "?")),
-          el("span", { class: "weight" }, signed(reason.weight)), card.values ? el("span", { class: "id" }, reason.id) : null)),
+          card.values ? el("span", { class: "id" }, reason.id) : null)),
     );
   }
-  if (listed.length) list.prepend(el("li", { class: "like" }, likeness(card, listed)));
   if (listed.length === 0) list.append(el("li", { class: "none" }, "no reasons yet"));
   return list;
 }
 
+// The labelled rows that a row resembles, in words and in pictures.
+function because(card) {
+  const listed = important(card.reasons);
+  const list = reasons(card, listed);
+  if (listed.length) list.prepend(el("li", { class: "like" }, likeness(listed)));
+  return list;
+}
+
 // "looks like these 3 labelled glass", or the classes of all of them where they differ.
-function likeness(card, listed) {
+function likeness(listed) {
   const names = [...new Set(listed.map((reason) => reason.label ?? "?"))];
   const which = listed.length === 1 ? "this" : `these ${listed.length}`;
   return names.length === 1 ? `looks like ${which} labelled ${names[0]}` : `looks like ${which}: ${names.join(", ")}`;
@@ -159,6 +170,6 @@ function spoken(card) {
   else parts.push(`${Math.round(100 * card.confidence)} percent`, card.suspected ? "suspected wrong" : STATUS_NAMES[card.status]);
   parts.push(card.id);
   if (card.grade && !card.answer) parts.push(`${percent(card.grade)} guaranteed`);
-  if (card.reasons.length) parts.push(likeness(card, card.reasons));
+  if (card.reasons.length) parts.push(likeness(important(card.reasons)));
   return parts.join(", ");
 }
