@@ -30,7 +30,6 @@ from benchmarks.problems import Clusters, load_embeddings_pool
 from benchmarks.references import kernel_matrix
 from benchmarks.tables import (
     COLOURS,
-    Embeddings,
     Json,
     Plot,
     Seed,
@@ -109,8 +108,8 @@ class Study:
         if self.embeddings is None:
             return generated_rows(count, WIDTH, CLASSES, self.seed)
         pool = load_embeddings_pool(self.embeddings)
-        assert pool.X_test is not None
-        assert pool.codes_test is not None
+        if pool.X_test is None or pool.codes_test is None:
+            raise DataError(f"{self.embeddings} must be of images in train/CLASS and test/CLASS.")
         if count > len(pool.codes):
             raise DataError(
                 f"{self.embeddings} has {len(pool.codes)} rows in train; {count} are needed."
@@ -349,7 +348,15 @@ def engines(
             "--out", metavar="FILE", help="JSON of all parts; what it holds is not run again."
         ),
     ],
-    embeddings: Embeddings = None,
+    rows: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            help="Of train/CLASS and test/CLASS images, by semigpc embed; else clusters.",
+        ),
+    ] = None,
     part: Annotated[
         list[Part] | None, typer.Option(help="Only this part; repeat for several.")
     ] = None,
@@ -371,7 +378,7 @@ def engines(
     All of it takes an hour on two cores, and resumes where it was stopped:
 
       semigpc embed cifar10 --image-size 96 --out cifar10.parquet
-      python benchmarks/engines.py --embeddings cifar10.parquet --out engines.json
+      python benchmarks/engines.py --rows cifar10.parquet --out engines.json
       python benchmarks/engines.py --part sizes --size 1000 --size 2000 --out e.json
     """
     check_folders(out=out, plot=plot)
@@ -379,7 +386,7 @@ def engines(
     records: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {}
     with console.status("starting") as status:
         study = Study(
-            embeddings,
+            rows,
             seed,
             status.update if console.is_terminal else lambda text: typer.echo(text, err=True),
         )

