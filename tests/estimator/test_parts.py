@@ -5,7 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy.stats import f_oneway
 
+from semigpc import SemiGPClassifier
 from semigpc.estimator.answers import left_out_scores, sharpened
 from semigpc.estimator.calibration import (
     USUAL_SHARPNESS,
@@ -20,6 +22,8 @@ from semigpc.estimator.fitting import (
     TrainingRows,
     fit_scalings,
     self_train,
+    variance_ratios,
+    weighted_scalings,
 )
 from semigpc.gp.certainty import class_scales
 from semigpc.gp.kernels import make_kernel
@@ -96,6 +100,37 @@ def test_ranks_do_not_change_when_columns_are_stretched() -> None:
     assert plain.abs().max() < 4
     order = np.argsort(X[:, 0])
     assert (np.diff(plain[order, 0]) >= 0).all()
+
+
+def test_columns_are_weighted_by_how_well_they_tell_classes_apart() -> None:
+    X, codes, _ = blobs(counts=(20, 10, 5), unlabeled=0)
+    X[:, 3] = np.random.default_rng(0).standard_normal(len(X))  # tells nothing
+    ratios = variance_ratios(X.astype(np.float64), codes)
+    for j in (0, 3):
+        expected = f_oneway(*(X[codes == c, j].astype(np.float64) for c in range(3))).statistic
+        assert ratios[j] == pytest.approx(expected, rel=1e-6)
+    plain = fit_scalings(X, "standard")
+    (scaling,) = weighted_scalings(plain, X, codes).values()
+    assert scaling.name == "weighted"
+    factors = (scaling(X) / plain["standard"](X)).median(dim=0).values.numpy()
+    F = variance_ratios(plain["standard"](X).double().numpy(), codes)
+    assert factors == pytest.approx(((1 + F) / (1 + F).mean()) ** 0.25, rel=1e-4)
+    assert factors.argmin() == 3
+
+
+def test_a_column_that_decides_is_found_among_many_that_do_not() -> None:
+    rng = np.random.default_rng(0)
+    truth = rng.integers(0, 3, 400)
+    X = rng.standard_normal((400, 30)).astype(np.float32) * 10.0 ** rng.uniform(-2, 2, 30)
+    X[:, 7] = 3 * truth + rng.standard_normal(400)
+    codes = np.where(np.arange(400) < 60, truth, -1)
+    accuracy = {
+        name: (SemiGPClassifier(scaling=name).fit(X, codes).predict(X) == truth)[60:].mean()
+        for name in ("standard", "weighted", "weighted_rank", "auto")
+    }
+    assert accuracy["weighted"] > accuracy["standard"] + 0.1
+    assert accuracy["weighted_rank"] > accuracy["standard"] + 0.1
+    assert accuracy["auto"] > accuracy["standard"] + 0.1
 
 
 def test_unlike_columns_are_told_from_alike_ones() -> None:

@@ -23,6 +23,7 @@ Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
 Integers = NDArray[np.int64]
 SCALINGS = ("none", "unit", "centered", "standard", "rank")
+WEIGHTED = {"weighted": "standard", "weighted_rank": "rank"}  # scalings whose columns are weighted
 KNOTS = 257  # quantiles from which ranks are computed
 # Deviation over mean below which the mean of a column is subtracted before rounding: float32 has 24
 # bits, and at least 12 of them are to be left for the deviation.
@@ -180,10 +181,12 @@ class Scaling:
     ``unit`` divides a row by its length, which suits embeddings; ``centered`` subtracts the mean
     first. ``standard`` gives every column mean 0 and deviation 1, and ``rank`` replaces values by
     those of a standard normal in the order of the column, so that outliers and skewed columns have
-    no more weight than others: both suit tables of unlike quantities. ``none`` changes nothing.
+    no more weight than others: both suit tables of unlike quantities. ``weighted`` and
+    ``weighted_rank`` then give more weight to columns that tell the labelled classes apart.
+    ``none`` changes nothing.
 
     Args:
-        name: one of SCALINGS. steps: what is applied to rows, in this order.
+        name: one of SCALINGS or WEIGHTED. steps: what is applied to rows, in this order.
     """
 
     name: str
@@ -231,6 +234,17 @@ class GaussianRanks:
         # Values that occur often get the middle of their ranks.
         shares = (below + above + 1).float() / (2 * KNOTS + 2)
         return torch.special.ndtri(shares).mT.contiguous().numpy()  # type: ignore[no-any-return]
+
+
+class WeightedColumns:
+    """Columns multiplied by weights (D,), which is one length-scale for each of them."""
+
+    def __init__(self, weights: NDArray[np.float32]) -> None:
+        self.weights = weights
+
+    def transform(self, X: Floats) -> Floats:
+        """Return the weighted rows (M, D). O(M D)."""
+        return np.asarray(X * self.weights, np.float32)
 
 
 # From scores to probabilities -------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass, replace
 from numbers import Integral, Real
@@ -18,12 +19,14 @@ from torch import Tensor
 from semigpc.estimator.answers import (
     KNOTS,
     SCALINGS,
+    WEIGHTED,
     GaussianRanks,
     Integers,
     LeftOutLabels,
     Probabilities,
     Scaling,
     UnitRows,
+    WeightedColumns,
     left_out_scores,
     sharpened,
 )
@@ -61,6 +64,12 @@ FOLD_JOINED = 500  # ... and of these, that join at most
 STATISTICS_ROWS = 8192  # whose statistics are taken at a time, to bound memory
 RANK_ROWS = 20_000  # rows from which the quantiles are estimated
 ENOUGH_LABELS = 200  # to choose among all scalings
+WIDE_ROWS = (
+    128  # columns from which rows are embeddings, whose columns have no meaning of their own
+)
+COLUMN_POWER = (
+    0.25  # of 1 + F in the weight of a column; 0.5 is as good on average (docs/results.md)
+)
 ALIKE_SHARE = 0.45  # of effective columns, from which columns count as one kind of quantity
 
 
@@ -91,7 +100,7 @@ class FitOptions:
         """
         names = {
             "kernel": tuple(filter(has_unit_diagonal, KERNELS)),
-            "scaling": ("auto", *SCALINGS),
+            "scaling": ("auto", *SCALINGS, *WEIGHTED),
             "class_prior": ("balanced", "estimated"),
         }
         for name, known in names.items():
@@ -375,7 +384,13 @@ def _choose_setting(
     options: FitOptions,
     rng: np.random.Generator,
 ) -> tuple[Scaling, Setting]:
-    scalings = fit_scalings(X, options.scaling, labels=len(np.unique(groups)))
+    plain = WEIGHTED.get(options.scaling, options.scaling)
+    scalings = fit_scalings(X, plain, labels=len(np.unique(groups)))
+    weighted = weighted_scalings(scalings, X[labelled], codes[labelled])
+    if options.scaling in WEIGHTED:
+        scalings = weighted
+    elif options.scaling == "auto" and X.shape[1] < WIDE_ROWS:
+        scalings |= weighted
     chosen = balanced_subset(codes[labelled], TUNED_LABELS, rng)
     tuned = labelled[chosen]
     _, dense = np.unique(codes[tuned], return_inverse=True)
@@ -596,6 +611,42 @@ def fit_scalings(X: NDArray[Any], name: str = "auto", *, labels: int = 0) -> dic
         "standard": (standard,),
     }
     return {one: Scaling(one, (_fit_ranks(X),) if one == "rank" else steps[one]) for one in names}
+
+
+def weighted_scalings(
+    scalings: Mapping[str, Scaling], X: NDArray[np.float32], codes: Integers
+) -> dict[str, Scaling]:
+    """Return those of WEIGHTED that are made of some scalings, by name. O(n D).
+
+        w_j ~ (1 + F_j)^(1/4)
+
+    with F_j the variance of column j between the classes over that within them, as in an analysis
+    of variance, and a mean of 1 over columns inside of the power.
+
+    Args:
+        X: (n, D) labelled rows. codes: (n,) their classes.
+    """
+    found = {}
+    for name, plain in WEIGHTED.items():
+        if plain in scalings:
+            F = variance_ratios(scalings[plain](X).double().numpy(), codes)
+            weights = ((1 + F) / (1 + F).mean()) ** COLUMN_POWER
+            steps = (*scalings[plain].steps, WeightedColumns(weights.astype(np.float32)))
+            found[name] = Scaling(name, steps)
+    return found
+
+
+def variance_ratios(points: NDArray[np.float64], codes: Integers) -> NDArray[np.float64]:
+    """Return F (D,) of points (n, D): the variance between classes (n,) over that within them.
+
+    The latter is at least a thousandth of the whole, so that F is finite.
+    """
+    _, dense, counts = np.unique(codes, return_inverse=True, return_counts=True)
+    means = np.stack([np.bincount(dense, column) for column in points.T], axis=1) / counts[:, None]
+    between = counts @ np.square(means - points.mean(axis=0)) / max(len(counts) - 1, 1)
+    within = np.square(points - means[dense]).sum(axis=0) / max(len(points) - len(counts), 1)
+    least = 1e-3 * points.var(axis=0) + 1e-9
+    return np.asarray(between / np.maximum(within, least))
 
 
 def _fit_ranks(X: NDArray[Any]) -> GaussianRanks:

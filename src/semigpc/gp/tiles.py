@@ -161,8 +161,8 @@ class SymmetricTiles(nn.Module):
         if not bool(torch.cat(diagonals).square().min() > floor):
             raise NotPositiveDefiniteError
         if self.strips == 1:
-            # Two threads of LAPACK wait for each other: while other work kept one of two cores busy,
-            # 1650 rows took 5 s, and 0.08 s by one thread, which idle cores halve at best.
+            # Two threads of LAPACK wait for each other: while other work kept one of two cores
+            # busy, 1650 rows took 5 s, and 0.08 s by one thread, which idle cores halve at best.
             with using(1):
                 torch.cholesky_inverse(self.tiles[0], out=self.tiles[0])
             return
