@@ -67,9 +67,7 @@ ENOUGH_LABELS = 200  # to choose among all scalings
 WIDE_ROWS = (
     128  # columns from which rows are embeddings, whose columns have no meaning of their own
 )
-COLUMN_POWER = (
-    0.25  # of 1 + F in the weight of a column; 0.5 is as good on average (docs/results.md)
-)
+COLUMN_POWER = 0.25  # of 1 + F in the weight of a column (docs/results.md)
 ALIKE_SHARE = 0.45  # of effective columns, from which columns count as one kind of quantity
 
 
