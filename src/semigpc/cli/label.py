@@ -210,7 +210,7 @@ def _sentences(summary: "LabelingSummary") -> list[str]:
     more = grade_that_gives_more(summary)
     option = ""
     if more is not None:
-        option = f"to give these out: --target-precision {more['precision']:g} --overwrite"
+        option = f"To give these out, add --target-precision {more['precision']:g} --overwrite."
     sentences = (no_new_labels(needed), promise_sentence(summary), option, reach_sentence(summary))
     return [sentence for sentence in sentences if sentence]
 

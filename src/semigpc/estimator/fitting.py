@@ -384,11 +384,10 @@ def _choose_setting(
 ) -> tuple[Scaling, Setting]:
     plain = WEIGHTED.get(options.scaling, options.scaling)
     scalings = fit_scalings(X, plain, labels=len(np.unique(groups)))
-    weighted = weighted_scalings(scalings, X[labelled], codes[labelled])
     if options.scaling in WEIGHTED:
-        scalings = weighted
+        scalings = weighted_scalings(scalings, X[labelled], codes[labelled])
     elif options.scaling == "auto" and X.shape[1] < WIDE_ROWS:
-        scalings |= weighted
+        scalings |= weighted_scalings(scalings, X[labelled], codes[labelled])
     chosen = balanced_subset(codes[labelled], TUNED_LABELS, rng)
     tuned = labelled[chosen]
     _, dense = np.unique(codes[tuned], return_inverse=True)

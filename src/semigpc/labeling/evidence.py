@@ -26,6 +26,7 @@ from itertools import count
 from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from sklearn.decomposition import PCA
 from sklearn.linear_model import LogisticRegression
@@ -36,6 +37,7 @@ from sklearn.semi_supervised import LabelSpreading, SelfTrainingClassifier
 
 from semigpc.estimator import LeftOutLabels, SemiGPClassifier
 from semigpc.estimator.answers import Interval95, wilson
+from semigpc.estimator.calibration import label_weights
 from semigpc.estimator.copies import counted_once
 from semigpc.estimator.fitting import FOLDS, STAYS, assign_folds
 from semigpc.gp.certainty import reliability
@@ -256,7 +258,8 @@ def _weights(model: SemiGPClassifier, codes: Codes, unlabeled: int) -> Floats:
     """Return w_c (m,) of held-out labels (m,), with mean 1; all 1 without unlabelled rows."""
     if not unlabeled:
         return np.ones(len(codes))
-    weights = model.class_shares_[codes] / np.bincount(codes)[codes]
+    shares = torch.from_numpy(model.class_shares_)
+    weights: Floats = label_weights(torch.from_numpy(codes), shares).numpy()
     return weights / weights.mean() if weights.sum() > 0 else np.ones(len(codes))
 
 
