@@ -48,7 +48,8 @@ def pseudo_project(folder: Path, *, seed: int = 0) -> Birds:
     ids = [f"bird-{row}" for row in range(len(labels))]
     table = pyarrow.table({"id": ids, "label": labels, "confidence": confidence, "status": status})
     settings = cast(
-        "ProjectSettings", {"id_name": "id", "classes": CLASSES, "bad_rows": [], "key": {}}
+        "ProjectSettings",
+        {"id_name": "id", "classes": CLASSES, "bad_rows": [], "chosen": [], "key": {}},
     )
     return Project(folder, settings, table, None), truth
 

@@ -10,8 +10,11 @@ import pytest
 from PIL import Image
 from pyarrow import parquet
 
+from semigpc.io.atomic import locked
 from semigpc.io.errors import DataError
 from semigpc.labeling import project as project_module
+from semigpc.labeling.journal import NAME as REVIEWS
+from semigpc.labeling.journal import Answer, Change, Entry, ReviewJournal, now, random_order
 from semigpc.labeling.label import label_data
 from semigpc.labeling.project import Project, ProjectSettings
 from tests.labeling.samples import IDS, KINDS, LABELS, X, settings, table_of, write, write_labels
@@ -61,6 +64,42 @@ def test_the_model_says_what_the_table_says(
     np.testing.assert_allclose(answers.variance, table["variance"], atol=1e-5)
     assert (model.classes_[answers.codes][free] == table["guess"][free]).all()
     assert sorted(model.labeled_rows_) == sorted(project.given)
+
+
+def test_answers_override_given_labels_and_count_as_drawn_while_the_random_order_has_no_gap(
+    usual: Path,
+) -> None:
+    project = Project.open(usual)
+    in_order = np.argsort(random_order(300)).tolist()
+    first, skipped, third, _gap, late = [row for row in in_order if row not in project.given][:5]
+    corrected = next(iter(project.given))
+    labels = {late: "bee", first: "cat", skipped: None, third: "dog", corrected: "dog"}
+    answers = {row: Answer(label, "ant", "pseudo") for row, label in labels.items()}
+    known = project.known(answers)
+    del labels[skipped]
+    assert dict(zip(known.rows.tolist(), known.labels, strict=True)) == project.given | labels
+    drawn = dict(zip(known.rows.tolist(), known.drawn.tolist(), strict=True))
+    assert not drawn.pop(late)
+    assert all(drawn.values())
+    del answers[first]
+    assert project.known(answers).drawn.sum() == len(project.given)
+
+
+def test_a_taught_model_has_learned_the_answers(usual: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(usual, tmp_path / "copy")
+    project = Project.open(folder)
+    before = project.taught()
+    assert sorted(before.labeled_rows_) == sorted(project.given)
+    row = next(row for row in range(300) if row not in project.given)
+    with locked(folder):
+        project.claim(REVIEWS)
+        journal = ReviewJournal(folder / REVIEWS)
+        change = Change(project.ids[row], "ant", "dog", "pseudo", 0.5)
+        journal.append(Entry(1, now(), "correct", (change,)))
+        journal.close()
+    after = Project.open(folder).taught()
+    assert sorted(after.labeled_rows_) == sorted([*project.given, row])
+    assert after.classes_.tolist() == ["ant", "bee", "cat", "dog"]
 
 
 def test_rows_out_of_range_are_refused(usual: Path) -> None:

@@ -414,13 +414,7 @@ def fit(
     Args:
         chosen: ids of rows that were not drawn at random to be labelled.
     """
-    model = SemiGPClassifier(
-        target_precision=settings.target_precision,
-        per_class=settings.per_class,
-        abstain=settings.abstain,
-        class_prior=settings.class_prior,
-        random_state=settings.seed,
-    )
+    model = SemiGPClassifier(**options(settings))
     labels = np.array([*gathered.labels, *[None] * len(gathered.sample)], dtype=object)
     rows = np.concatenate([gathered.labelled, gathered.sample])
     x = np.concatenate([gathered.x, gathered.sample_x])
@@ -527,6 +521,12 @@ def _project_settings(
         "sample": SAMPLE,
         "seed": settings.seed,
         "follow_links": settings.follow_links,
+        "chosen": [
+            row
+            for row, name in zip(gathered.labelled.tolist(), gathered.ids, strict=True)
+            if name in inputs.chosen
+        ],
+        "options": options(settings),
         "parameters": parameters(model),
         "fitted": fitted_values(model),
         "grades": {f"{each:.6g}": at.tolist() for each, at in model.promise_.grades.items()},
@@ -535,6 +535,17 @@ def _project_settings(
         "written": written,
         "key": out.key,
         "files": facts_of(out.parts, (name for name in outputs.WRITTEN if name != FILE)),
+    }
+
+
+def options(settings: LabelSettings) -> JsonObject:
+    """Return the parameters of the estimator that the user chose."""
+    return {
+        "target_precision": settings.target_precision,
+        "per_class": settings.per_class,
+        "abstain": settings.abstain,
+        "class_prior": settings.class_prior,
+        "random_state": settings.seed,
     }
 
 

@@ -13,10 +13,11 @@ import csv
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, NotRequired
+from typing import Annotated, Any, NamedTuple, NotRequired
 
 import numpy as np
 import pyarrow
+from numpy.typing import NDArray
 from pyarrow import compute, parquet
 from pydantic import StringConstraints, with_config
 from typing_extensions import TypedDict
@@ -39,6 +40,8 @@ from semigpc.io.errors import DataError
 from semigpc.io.paths import checked, image_path
 from semigpc.io.text import spreadsheet_cell
 from semigpc.labeling.columns import ColumnOptions, Floats
+from semigpc.labeling.journal import NAME as REVIEWS
+from semigpc.labeling.journal import Answer, History, ReviewJournal, random_order
 from semigpc.labeling.outputs import (
     BULK_LABELS,
     COLUMNS,
@@ -53,7 +56,7 @@ from semigpc.labeling.source import Rows, TableSource, open_source
 
 FILE = "project.json"
 TABLE = "labels.parquet"
-VERSION = 4  # of project.json
+VERSION = 5  # of project.json
 # What fit decides besides the parameters: one number per class, and plain numbers.
 FITTED_BY_CLASS = ("class_shares", "threshold")
 FITTED_NUMBERS = ("confidence_scale", "outlier_variance")
@@ -79,9 +82,12 @@ class Written(TypedDict):
 class ProjectSettings(TypedDict):
     """``project.json``.
 
-    ``parameters`` are those of the estimator, ``fitted`` is what the fit decided besides (see
-    :func:`fitted_values`), ``grades`` has the thresholds of each class by the precision that they
-    guarantee, and ``key`` is all that the labels depend on.
+    ``options`` are parameters of the estimator that the user chose, for a fit to other labels;
+    ``parameters`` are all of them as fitted, ``fitted`` is what the fit decided besides (see
+    :func:`fitted_values`), and ``grades`` has the thresholds of each class by the precision that
+    they guarantee: all three are empty before there are labels of two classes. ``chosen`` are rows
+    with a given label that semigpc chose to be labelled, and ``key`` is all that the labels depend
+    on.
     """
 
     version: int
@@ -97,6 +103,8 @@ class ProjectSettings(TypedDict):
     bad_rows: list[Count]
     sample: Count
     seed: Count
+    chosen: list[Count]
+    options: JsonObject
     parameters: JsonObject
     fitted: dict[str, float | list[float]]
     grades: dict[str, list[float]]
@@ -120,6 +128,19 @@ class _SummaryNeeds(TypedDict):
     promise: NotRequired[_PromiseNeeds | None]
 
 
+class KnownLabels(NamedTuple):
+    """Labels by people, from tables and from the page.
+
+    Attributes:
+        rows: (n,) sorted. labels: (n,) objects.
+        drawn: (n,) whether the row is one of a random sample of its class.
+    """
+
+    rows: Rows
+    labels: NDArray[np.object_]
+    drawn: NDArray[np.bool_]
+
+
 class Project:
     """A labelled data set.
 
@@ -130,6 +151,7 @@ class Project:
             ``model().classes_`` sorts them as text.
         table: labels.parquet. given: the given labels, by row number.
         bad: rows that have no embedding. settings: project.json.
+        chosen: rows with a given label that semigpc chose to be labelled.
         notes: messages for the user.
     """
 
@@ -149,6 +171,7 @@ class Project:
         self.given: dict[int, str] = {
             row: labels[row] for row in np.flatnonzero(np.asarray(is_given)).tolist()
         }
+        self.chosen: frozenset[int] = frozenset(settings["chosen"])
         self.notes: list[str] = []
         self._embeddings: Floats | None = None
 
@@ -240,22 +263,65 @@ class Project:
         embeddings[~np.isfinite(embeddings).all(axis=1)] = 0.0
         return embeddings
 
+    # Labels -------------------------------------------------------------------------------------
+
+    def history(self) -> History:
+        """Return the answers in ``reviews.jsonl``, which are none if there is no such file.
+
+        Raises:
+            DataError: it does not fit the data, or was written for labels that were replaced.
+        """
+        history = History({name: row for row, name in enumerate(self.ids)})
+        if (self.folder / REVIEWS).exists():
+            self.check_current(REVIEWS, "Move it away, or restore the folder that it belongs to.")
+            for entry in ReviewJournal(self.folder / REVIEWS, read_only=True).entries:
+                history.apply(entry)
+        return history
+
+    def known(self, answers: Mapping[int, Answer] | None = None) -> KnownLabels:
+        """Return the labels that hold: those of the tables, and over them the answers on the page.
+
+        An answer counts as drawn if every row that comes before its own in :func:`random_order` is
+        answered or labelled too: the first rows of a random order are a random sample, whatever
+        each of them was shown for.
+
+        Args:
+            answers: by row; those of :meth:`history` if left out.
+        """
+        answers = self.history().answers if answers is None else answers
+        rank = random_order(len(self.ids))
+        is_open = np.ones(len(self.ids), dtype=bool)
+        is_open[[*answers, *self.given, *self.bad]] = False
+        first_open = int(rank[is_open].min(initial=len(self.ids)))
+        labels = dict(self.given)
+        drawn = {row: row not in self.chosen for row in labels}
+        for row, answer in answers.items():
+            if answer.label is not None:
+                labels[row] = answer.label
+                drawn[row] = drawn.get(row, False) or int(rank[row]) < first_open
+        rows = sorted(row for row in labels if row not in self.bad)
+        return KnownLabels(
+            np.array(rows, np.int64),
+            np.array([labels[row] for row in rows], dtype=object),
+            np.array([drawn[row] for row in rows], dtype=bool),
+        )
+
+    # Models -------------------------------------------------------------------------------------
+
     def model(self) -> SemiGPClassifier:
         """Return the estimator, fitted again on the given labels and the sample.
 
         What the first fit decided is kept.
+
+        Raises:
+            DataError: there were labels of fewer than two classes.
         """
-        unlabelled = np.ones(len(self.ids), dtype=bool)
-        unlabelled[[*self.bad, *self.given]] = False
-        labelled = np.array([row for row in self.given if row not in self.bad], dtype=np.int64)
-        sample = sample_rows(unlabelled, self.settings["sample"], self.settings["seed"])
-        rows = np.concatenate([labelled, sample])
-        given = [self.given[row] for row in labelled.tolist()]
-        labels = np.array([*given, *[None] * len(sample)], dtype=object)
-        embeddings = self.embeddings(rows)
+        if not self.settings["fitted"]:
+            raise DataError(
+                f"{self.folder} has no labels of two classes yet. Label some rows on its page."
+            )
         try:
-            model = SemiGPClassifier(**self.settings["parameters"])
-            model.fit(embeddings, labels, rows=rows, transduce=False)
+            model = self._fitted(self.settings["parameters"], self.known({}))
         except (ValueError, RuntimeError, OverflowError) as error:
             raise DataError(
                 f"The parameters of {self.folder / FILE} cannot be fitted again: {error} {REMAKE}"
@@ -264,6 +330,38 @@ class Project:
             setattr(model, f"{name}_", np.array(value) if isinstance(value, list) else value)
         grades = {float(each): np.array(at) for each, at in self.settings["grades"].items()}
         model.promise_ = model.promise_._replace(thresholds=model.threshold_, grades=grades)
+        return model
+
+    def fit(self, known: KnownLabels) -> SemiGPClassifier:
+        """Return a new estimator, fitted on these labels and the sample with the user's options.
+
+        Raises:
+            ValueError: they are of fewer than two classes.
+        """
+        return self._fitted(self.settings["options"], known)
+
+    def taught(self) -> SemiGPClassifier:
+        """Return the estimator that has learned the given labels and all answers on the page."""
+        answers = self.history().answers
+        if not answers:
+            return self.model()
+        known = self.known(answers)
+        if len(set(known.labels.tolist())) < 2:
+            raise DataError(
+                f"{self.folder} has no labels of two classes yet. Label some rows on its page."
+            )
+        return self.fit(known)
+
+    def _fitted(self, parameters: JsonObject, known: KnownLabels) -> SemiGPClassifier:
+        unlabelled = np.ones(len(self.ids), dtype=bool)
+        unlabelled[[*self.bad, *known.rows.tolist()]] = False
+        sample = sample_rows(unlabelled, self.settings["sample"], self.settings["seed"])
+        rows = np.concatenate([known.rows, sample])
+        labels = np.concatenate([known.labels, np.full(len(sample), None, object)])
+        drawn = np.ones(len(rows), dtype=bool)
+        drawn[: len(known.rows)] = known.drawn
+        model = SemiGPClassifier(**parameters)
+        model.fit(self.embeddings(rows), labels, rows=rows, drawn=drawn, transduce=False)
         return model
 
     def image(self, row: int) -> Path | None:
@@ -332,9 +430,14 @@ def _check_settings(settings: ProjectSettings) -> None:
     if any(row >= rows for row in bad) or len(set(bad)) < len(bad):
         raise ValueError(f"bad_rows must be different and below {rows}, the rows; got {shown(bad)}")
     classes = settings["classes"]
-    if not 0 < len(classes) == len(set(classes)):
+    if len(classes) != len(set(classes)):
         raise ValueError(f"classes must be different names; got {shown(classes)}")
     known = SemiGPClassifier().get_params()
+    odd_options = settings["options"].keys() - known.keys()
+    if odd_options:
+        raise ValueError(f"options.{min(odd_options)} is not a parameter")
+    if not settings["fitted"] and len(classes) < 2:
+        return  # nothing was fitted yet
     if known.keys() != settings["parameters"].keys():
         odd = min(known.keys() ^ settings["parameters"].keys())
         raise ValueError(f"parameters.{odd} is {'missing' if odd in known else 'not a parameter'}")

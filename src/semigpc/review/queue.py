@@ -11,9 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from semigpc.estimator import STATUSES, Status
 from semigpc.estimator.answers import wilson
 from semigpc.labeling.evidence import SUSPICION, left_out_probs, suspicion
+from semigpc.labeling.journal import Answer, random_order
 from semigpc.labeling.suggest import codes_in_need
 from semigpc.report.wording import no_new_labels
-from semigpc.review.journal import Answer
 from semigpc.review.model import REASONS_SHOWN, Reasons, ReviewModel
 
 StatusFilter = Literal[
@@ -146,7 +146,7 @@ class ReviewQueue:
         self.suspected = np.zeros(n, bool)
         # Of rows shown, with the generation of the model.
         self._sides: dict[int, tuple[int, tuple[Side, Side]]] = {}
-        self.random = np.random.default_rng(0).permutation(n)
+        self.random = random_order(n)
         self.judge_given()
 
     def judge_given(self) -> None:

@@ -22,9 +22,7 @@ from semigpc.io.atomic import locked, replacing
 from semigpc.io.errors import DataError
 from semigpc.io.tables import CHOSEN, YES
 from semigpc.io.text import spreadsheet_cell
-from semigpc.labeling.outputs import GIVEN_OUT
-from semigpc.labeling.project import Project
-from semigpc.review.journal import (
+from semigpc.labeling.journal import (
     NAME,
     Action,
     Answer,
@@ -35,6 +33,8 @@ from semigpc.review.journal import (
     ReviewJournal,
     now,
 )
+from semigpc.labeling.outputs import GIVEN_OUT
+from semigpc.labeling.project import Project
 from semigpc.review.model import Reasons, ReviewModel, checked_name
 from semigpc.review.queue import KINDS, UNANSWERED, Filters, Progress, ReviewQueue, progress
 

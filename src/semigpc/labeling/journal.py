@@ -14,6 +14,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Annotated, Literal, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import ConfigDict, StringConstraints
 from pydantic.dataclasses import dataclass
 
@@ -24,6 +26,7 @@ from semigpc.io.tables import label_text
 from semigpc.io.text import printable
 
 NAME = "reviews.jsonl"
+RANDOM_ORDER_SEED = 0
 START_OVER = "or move the file away to start over"
 Action = Literal["accept", "correct", "skip", "undo"]
 Kind = Literal["accepted", "corrected", "skipped"]
@@ -71,6 +74,14 @@ class Entry:
         if self.undoes is None:
             del values["undoes"]
         return json.dumps(values, ensure_ascii=False) + "\n"
+
+
+def random_order(rows: int) -> NDArray[np.int64]:
+    """Return the place (n,) of each row in a random order, the same one every time. O(n).
+
+    The first rows in this order are a random sample of all rows.
+    """
+    return np.random.default_rng(RANDOM_ORDER_SEED).permutation(rows)
 
 
 def now() -> str:

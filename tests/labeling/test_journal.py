@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from semigpc.io.errors import DataError
-from semigpc.review.journal import Answer, Change, Entry, History, ReviewJournal, now
+from semigpc.labeling.journal import Answer, Change, Entry, History, ReviewJournal, now
 
 
 def entry(step: int, name: str = "a", after: str | None = "cat") -> Entry:
