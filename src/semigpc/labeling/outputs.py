@@ -92,9 +92,7 @@ DERIVED = (
     "audit.json",
     "suggestions.csv",
     "reviews.jsonl",
-    "reviewed.parquet",
-    "reviewed.csv",
-    "reviewed_labels.csv",
+    "exports",
 )
 DIGESTS = "derived.json"  # which labels each of these was made from
 EARLIER = "earlier-labels"  # part of its new name if these labels are replaced
@@ -453,6 +451,11 @@ class DerivedFiles:
             digests = self._read()
             yield digests
             write_json(self.folder / DIGESTS, digests)
+
+    def adopt(self, name: str) -> None:
+        """Let a file belong to the current labels, whichever it was made from."""
+        with self._changing() as digests:
+            digests[name] = self.digest
 
     def _read(self) -> dict[str, str]:
         try:

@@ -311,15 +311,13 @@ class Project:
     def model(self) -> SemiGPClassifier:
         """Return the estimator, fitted again on the given labels and the sample.
 
-        What the first fit decided is kept.
+        What the first fit decided is kept, if there was one.
 
         Raises:
-            DataError: there were labels of fewer than two classes.
+            DataError: there are labels of fewer than two classes.
         """
         if not self.settings["fitted"]:
-            raise DataError(
-                f"{self.folder} has no labels of two classes yet. Label some rows on its page."
-            )
+            return self.fit(self.known({}))
         try:
             model = self._fitted(self.settings["parameters"], self.known({}))
         except (ValueError, RuntimeError, OverflowError) as error:
@@ -336,21 +334,18 @@ class Project:
         """Return a new estimator, fitted on these labels and the sample with the user's options.
 
         Raises:
-            ValueError: they are of fewer than two classes.
+            DataError: they are of fewer than two classes.
         """
+        if len(set(known.labels.tolist())) < 2:
+            raise DataError(
+                f"{self.folder} has no labels of two classes yet. Label some rows on its page."
+            )
         return self._fitted(self.settings["options"], known)
 
     def taught(self) -> SemiGPClassifier:
         """Return the estimator that has learned the given labels and all answers on the page."""
         answers = self.history().answers
-        if not answers:
-            return self.model()
-        known = self.known(answers)
-        if len(set(known.labels.tolist())) < 2:
-            raise DataError(
-                f"{self.folder} has no labels of two classes yet. Label some rows on its page."
-            )
-        return self.fit(known)
+        return self.fit(self.known(answers)) if answers else self.model()
 
     def _fitted(self, parameters: JsonObject, known: KnownLabels) -> SemiGPClassifier:
         unlabelled = np.ones(len(self.ids), dtype=bool)
@@ -436,8 +431,10 @@ def _check_settings(settings: ProjectSettings) -> None:
     odd_options = settings["options"].keys() - known.keys()
     if odd_options:
         raise ValueError(f"options.{min(odd_options)} is not a parameter")
-    if not settings["fitted"] and len(classes) < 2:
-        return  # nothing was fitted yet
+    if not settings["fitted"]:  # nothing was fitted yet
+        if settings["parameters"] or settings["grades"]:
+            raise ValueError("parameters and grades must be empty where fitted is")
+        return
     if known.keys() != settings["parameters"].keys():
         odd = min(known.keys() ^ settings["parameters"].keys())
         raise ValueError(f"parameters.{odd} is {'missing' if odd in known else 'not a parameter'}")
