@@ -241,6 +241,10 @@ class History:
         self.steps = 0
         self._rows = rows
 
+    def row(self, name: str) -> int:
+        """Return the number of the row with an id."""
+        return self._rows[name]
+
     def apply(self, entry: Entry) -> list[int]:
         """Apply a line, and return the rows whose answer it changed.
 

@@ -290,15 +290,13 @@ class Project:
         """
         answers = self.history().answers if answers is None else answers
         rank = random_order(len(self.ids))
-        is_open = np.ones(len(self.ids), dtype=bool)
-        is_open[[*answers, *self.given, *self.bad]] = False
-        first_open = int(rank[is_open].min(initial=len(self.ids)))
+        first = first_open(self, answers)
         labels = dict(self.given)
         drawn = {row: row not in self.chosen for row in labels}
         for row, answer in answers.items():
             if answer.label is not None:
                 labels[row] = answer.label
-                drawn[row] = drawn.get(row, False) or int(rank[row]) < first_open
+                drawn[row] = drawn.get(row, False) or int(rank[row]) < first
         rows = sorted(row for row in labels if row not in self.bad)
         return KnownLabels(
             np.array(rows, np.int64),
@@ -364,6 +362,16 @@ class Project:
         if self.images is None:
             return None
         return image_path(self.images, self.ids[row], self.settings["follow_links"])
+
+
+def first_open(project: Project, answers: Mapping[int, Answer]) -> int:
+    """Return the place in :func:`random_order` of the first row without a label or an answer. O(n).
+
+    Rows before it are a random sample.
+    """
+    is_open = np.ones(len(project.ids), dtype=bool)
+    is_open[[*answers, *project.given, *project.bad]] = False
+    return int(random_order(len(is_open))[is_open].min(initial=len(is_open)))
 
 
 def _read_table(folder: Path, settings: ProjectSettings) -> pyarrow.Table:

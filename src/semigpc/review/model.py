@@ -81,7 +81,10 @@ class ReviewModel:
         self.variance_at = np.zeros(n, np.int64)  # generation
         self.changed_at = np.zeros(n, np.int64)  # clock
         self.reasons: dict[int, Reasons] = {}  # of rows shown
-        self.fitted_codes = self.known_codes.copy()  # the labels that the classifier was fitted on
+        # The labels that the classifier was fitted on.
+        self.fitted_codes = self.known_codes.copy()
+        if classifier is None:
+            self.fitted_codes[:] = -1
         self.came_since: list[LeftOutLabels] = []  # labels since then, as predicted before
         self.promise_at = 0  # generation
         self._watched: WatchedRows | None = None
@@ -476,6 +479,21 @@ class ReviewModel:
         self.status = status
         if differs.any():
             self.mark_changed(np.flatnonzero(differs))
+
+    def forget(self) -> None:
+        """Predict nothing any more: labels of two classes are gone."""
+        self.maybe_classifier = None
+        self.fitted_codes = np.full(len(self), -1, np.int32)
+        self.came_since = []
+        self.reasons.clear()
+        free = self.known_codes < 0
+        self.codes[free] = -1
+        self.second[free] = -1
+        self.confidence[free] = 0
+        self.grade[free] = 0
+        self.variance[free] = 1
+        self.status[free] = Status.ABSTAINED
+        self.mark_changed(np.arange(len(self)))
 
     @property
     def labels_since_fit(self) -> int:
