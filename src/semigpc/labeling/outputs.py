@@ -358,25 +358,34 @@ class LabelStudio:
         return f"<View>\n  {shown}\n  {control}\n{choices}\n  </Choices>\n</View>\n"
 
     def tasks(self, table: pyarrow.Table, id_name: str) -> Iterator[str]:
-        """Yield one task per row as JSON: an annotation for a given label, else a prediction."""
-        rows = _rows_of(table, id_name, "guess", "confidence", "status")
-        for name, guess, confidence, status in rows:
-            shown = name if self.kind == "text" else self.prefix + quote(name)
-            task: dict[str, object] = {"data": {self.kind: shown, "id": name, "status": status}}
-            if guess is not None:
-                choice = {
-                    "from_name": CONTROL,
-                    "to_name": self.kind,
-                    "type": "choices",
-                    "value": {"choices": [guess]},
-                }
-                if status == Status.LABELLED.text:
-                    task["annotations"] = [{"result": [choice]}]
-                else:
-                    score = round(confidence, 6)
-                    prediction = {"model_version": self.version, "score": score}
-                    task["predictions"] = [prediction | {"result": [choice]}]
-            yield json.dumps(task, ensure_ascii=False)
+        """Yield the task of each row of a table of labels."""
+        for row in _rows_of(table, id_name, "guess", "confidence", "status"):
+            yield self.task(*row)
+
+    def task(self, name: str, guess: str | None, confidence: float, status: str) -> str:
+        """Return a task as JSON: an annotation for a label by people, else a prediction.
+
+        Args:
+            name: id of the row. guess: its class, by people where the status is "labelled"; None
+                gives a task without either.
+            confidence: in the guess. status: as in labels.csv.
+        """
+        shown = name if self.kind == "text" else self.prefix + quote(name)
+        task: dict[str, object] = {"data": {self.kind: shown, "id": name, "status": status}}
+        if guess is not None:
+            choice = {
+                "from_name": CONTROL,
+                "to_name": self.kind,
+                "type": "choices",
+                "value": {"choices": [guess]},
+            }
+            if status == Status.LABELLED.text:
+                task["annotations"] = [{"result": [choice]}]
+            else:
+                score = round(confidence, 6)
+                prediction = {"model_version": self.version, "score": score}
+                task["predictions"] = [prediction | {"result": [choice]}]
+        return json.dumps(task, ensure_ascii=False)
 
 
 # Files made from the labels -----------------------------------------------------------------------
