@@ -8,7 +8,6 @@ each, and D is paid for new labels only.
 from copy import copy
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -174,7 +173,8 @@ class WatchedRows:
             factor = torch.linalg.cholesky(K).float()
             solved = torch.linalg.solve_triangular(factor, self._values[held], upper=False)
             explained = solved.square_().sum(dim=0)
-        return (kernel.diagonal(self._points) - explained).clamp_min_(0)
+        variance: Tensor = (kernel.diagonal(self._points) - explained).clamp_min_(0)
+        return variance
 
 
 def _contents(memory: Memory) -> tuple[Tensor, Tensor, Tensor]:

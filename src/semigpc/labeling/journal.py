@@ -59,8 +59,8 @@ class Entry:
     Args:
         step: 1, 2, 3, ...
         time: in UTC, ISO 8601.
-        action: what was done: ``accept`` and ``correct`` give a class, ``skip`` says "cannot tell",
-            ``none`` says "none of these classes", and ``rename`` gives all labels of a class another
+        action: what was done: ``accept`` and ``correct`` give a class, ``skip`` is "cannot tell",
+            ``none`` is "none of these classes", and ``rename`` gives all labels of a class another
             name. An ``undo`` has the step it takes back in ``undoes``.
         changes: of one row, or of all rows that were answered at once.
     """

@@ -1,11 +1,11 @@
 """A labelled folder before anything is fitted: the rows, and the labels that there are, if any.
 
     data      images, which are embedded, or a table
-    labels    tables of labels; else those that the folder of images or the table has itself; else none
+    labels    tables of labels; else those that the folder or the table has itself; else none
     project   labels.parquet, where rows without a label have no guess, and project.json
 
-The page fits the model as soon as there are labels of two classes. ``semigpc label`` writes a folder
-of the same kind, with a model in it.
+The page fits the model as soon as there are labels of two classes. ``semigpc label`` writes a
+folder of the same kind, with a model in it.
 """
 
 from collections.abc import Sequence
@@ -26,6 +26,7 @@ from semigpc.labeling import outputs
 from semigpc.labeling.columns import ColumnOptions
 from semigpc.labeling.given import given_labels
 from semigpc.labeling.journal import NAME as REVIEWS
+from semigpc.labeling.journal import ReviewJournal
 from semigpc.labeling.label import (
     EMBEDDINGS,
     NETWORK,
@@ -119,9 +120,10 @@ def _open_inputs(settings: LabelSettings, class_folders: bool, progress: Progres
     if settings.labels is not None:
         labels, chosen = read_all_labels(settings, "file_name", notes, images=True)
     else:
-        own = given_labels(root, class_folders=class_folders)
+        own = given_labels(root, class_folders=class_folders, follow_links=settings.follow_links)
         if own is not None:
-            labels = dict(own.labels)
+            labels = own.labels
+            chosen = own.chosen
             notes += own.notes
     table = settings.out / EMBEDDINGS
     result = embed_folder(
@@ -134,7 +136,9 @@ def _open_inputs(settings: LabelSettings, class_folders: bool, progress: Progres
     )
     if result.bad:
         names = listed([name for name, _ in result.bad], 3)
-        notes.append(f"Images that could not be read and were left out: {len(result.bad)}: {names}.")
+        notes.append(
+            f"Images that could not be read and were left out: {len(result.bad)}: {names}."
+        )
     bad = {name for name, _ in result.bad}
     labels = {name: label for name, label in labels.items() if name not in bad}
     source = open_source(table)
@@ -178,8 +182,6 @@ def _check_answers(folder: Path, ids: Sequence[str]) -> None:
     path = folder / REVIEWS
     if not path.exists():
         return
-    from semigpc.labeling.journal import ReviewJournal
-
     known = set(ids)
     entries = ReviewJournal(path, read_only=True).entries
     gone = {change.id for entry in entries for change in entry.changes} - known

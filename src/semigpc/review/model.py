@@ -1,9 +1,9 @@
 """The predicted label of every row, updated with every answer of the reviewer.
 
 A new label changes the classifier at once, and with it the rows on the screen. All others follow in
-the background, where then a new classifier is fitted to all labels that hold and takes the place of
-the first. So what is shown in the end depends on the answers and not on the way to them: a page that
-is opened again, or an answer that is undone, shows the same labels.
+the background, where then a new classifier is fitted to all labels that hold and takes the place
+of the first. So what is shown in the end depends on the answers and not on the way to them: a page
+that is opened again, or an answer that is undone, shows the same labels.
 
 ``generation`` counts the changes of the classifier, so that rows that are out of date can be found;
 ``clock`` counts the changes of what the page shows, so that a page can request what has changed
@@ -316,8 +316,8 @@ class ReviewModel:
         if answers.variance is not None:
             self.variance[rows] = answers.variance[rows]
             self.variance_at[rows] = generation
-        own = Answers(*(None if column is None else column[rows] for column in answers))
-        self._store(rows, own, np.zeros(len(rows), dtype=bool))
+        columns: Any = (None if column is None else column[rows] for column in answers)
+        self._store(rows, Answers(*columns), np.zeros(len(rows), dtype=bool))
 
     def _score_block(self) -> None:
         """Bring some rows up to date.
@@ -456,7 +456,7 @@ class ReviewModel:
     def _still_holds(self, label: LeftOutLabels) -> bool:
         code = self.known_codes[label.rows[0]]
         same_classes = label.proba.shape[1] == len(self.classifier.classes_)
-        return same_classes and code == self.class_codes()[label.codes[0]]
+        return bool(same_classes and code == self.class_codes()[label.codes[0]])
 
     def _store_promise(self, promise: Promise, generation: int) -> None:
         if generation != self.generation:

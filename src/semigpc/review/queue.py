@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from semigpc.estimator import STATUSES, Status
-from semigpc.labeling.evidence import SUSPICION, left_out_probs, suspicion
 from semigpc.labeling.choose import codes_in_need
+from semigpc.labeling.evidence import SUSPICION, left_out_probs, suspicion
 from semigpc.labeling.journal import random_order
 from semigpc.review.model import REASONS_SHOWN, Reasons, ReviewModel
 

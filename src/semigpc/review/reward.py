@@ -1,4 +1,4 @@
-"""What the page shows of the whole: what is guaranteed and expected, and what answers have brought."""
+"""What the page shows of the whole: what is guaranteed and expected, and what answers brought."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -149,8 +149,8 @@ class Reward:
         if is_gain or expected - expected_before >= LEAST_EXPECTED_GAIN:
             return ""
         return (
-            f"The last {answers - earlier[-1][0]} answers brought next to nothing. More of them will "
-            "hardly help: check some at random, export, or try another network (--model)."
+            f"The last {answers - earlier[-1][0]} answers brought next to nothing. More of them "
+            "will hardly help: check some at random, export, or try another network."
         )
 
 
@@ -237,7 +237,7 @@ def _drawn(
     """Return how many labels the guarantee rests on, and say so."""
     first = first_open(project, answers)
     random_cards = sum(
-        order[row] < first and answer.label is not None for row, answer in answers.items()
+        int(order[row]) < first and answer.label is not None for row, answer in answers.items()
     )
     given = len(project.given) - len(project.chosen & project.given.keys())
     total = random_cards + given
@@ -258,15 +258,13 @@ def _drawn(
     return {"answered": random_cards, "note": note}
 
 
-def _audit(
-    answers: Mapping[int, Answer], project: Project, order: NDArray[np.int64]
-) -> Audit:
+def _audit(answers: Mapping[int, Answer], project: Project, order: NDArray[np.int64]) -> Audit:
     """Return how many guesses for random cards were right."""
     first = first_open(project, answers)
     checked = [
         answer
         for row, answer in answers.items()
-        if order[row] < first
+        if int(order[row]) < first
         and answer.believed is not None
         and answer.label is not None
         and answer.status != Status.LABELLED.text

@@ -22,12 +22,11 @@ from semigpc.estimator import STATUSES, SemiGPClassifier
 from semigpc.io.atomic import locked
 from semigpc.io.errors import DataError
 from semigpc.io.text import ordered
-from semigpc.labeling.choose import DRAWN, Choice, Pool, Predictions, choose
+from semigpc.labeling.choose import Choice, Pool, Predictions, choose
 from semigpc.labeling.formats import Exported, Labels, export_labels
 from semigpc.labeling.journal import (
     NAME,
     Action,
-    Answer,
     Change,
     Entry,
     History,
@@ -48,12 +47,13 @@ RANKED_CLASSES = 9  # per row, one for each digit key
 VALUES_SHOWN = 32  # of an embedding, for a row without an image
 SMALLEST_SUM = 1e-12  # of probabilities that are divided by
 UPCOMING = 24  # rows that are chosen ahead
-# Labels without which a new model is fitted while answers come, as a share of all labels; any number
-# where no answer comes.
-LABELS_BEFORE_FIT = 0.1
+# Labels that have changed before a new model is fitted, while answers come: at least so many, and
+# this share of all. Where no answer comes, one is enough.
 LEAST_BEFORE_FIT = 5
+SHARE_BEFORE_FIT = 0.1
 Number = Annotated[int, Field(ge=0, lt=2**63)]  # what a column of whole numbers can hold
 Numbers = Annotated[list[Number], Field(max_length=MOST_VISIBLE), FailFast()]
+DRAWN = "drawn at random"
 EXPORTS = "exports"  # the folder, beside reviews.jsonl
 Mode = Literal["work", "audit"]
 
@@ -359,7 +359,7 @@ class Session:
         return self.refresh(view.model_copy(update={"visible": [*rows, *view.visible]}))
 
     def _note_prediction(self, entry: Entry) -> None:
-        """Remember what was predicted for the next row of the random order, if this is its label."""
+        """Remember what was predicted for the next row of the random order before its label."""
         if entry.action not in ("accept", "correct") or len(entry.changes) > 1:
             return
         change = entry.changes[0]
@@ -390,9 +390,7 @@ class Session:
 
     # What the page shows ------------------------------------------------------------------------
 
-    def next(
-        self, mode: Mode = "work", *, seen: Sequence[int] = (), count: int = 8
-    ) -> Reply:
+    def next(self, mode: Mode = "work", *, seen: Sequence[int] = (), count: int = 8) -> Reply:
         """Return the cards to ask next, without rows already ``seen``.
 
         Args:
@@ -424,7 +422,9 @@ class Session:
     def _is_open(self) -> NDArray[np.bool_]:
         """Return (n,) the rows that may be asked: no label, no answer, and an embedding."""
         model = self.model
-        return (model.known_codes < 0) & (self.kinds == UNANSWERED) & model.has_embedding
+        return np.asarray(
+            (model.known_codes < 0) & (self.kinds == UNANSWERED) & model.has_embedding
+        )
 
     def _may_ask(self, row: int, seen: Sequence[int]) -> bool:
         return row not in seen and self.kinds[row] == UNANSWERED
@@ -648,7 +648,7 @@ class Session:
         if self._known_classes() < 2 or model.many_labels or not changed:
             return False
         known = int((model.known_codes >= 0).sum())
-        return model.is_cold or idle or changed >= max(LEAST_BEFORE_FIT, LABELS_BEFORE_FIT * known)
+        return model.is_cold or idle or changed >= max(LEAST_BEFORE_FIT, SHARE_BEFORE_FIT * known)
 
     def _fit(self) -> Job:
         known = self.project.known(self.history.answers)
