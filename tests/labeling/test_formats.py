@@ -309,9 +309,10 @@ def test_cvat_images_are_in_the_order_of_a_task_and_labels_are_tags(
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_datumaro_which_cvat_imports_by_reads_the_tags(labels: Labels, tmp_path: Path) -> None:
+def test_datumaro_reads_the_tags_for_cvat(labels: Labels, tmp_path: Path) -> None:
     base = pytest.importorskip("datumaro.plugins.data_formats.cvat.base")
     annotation = pytest.importorskip("datumaro.components.annotation")
+    (tmp_path / "images").symlink_to("photos")  # where it requires them
     dataset = base.CvatBase(str(export_labels(labels, "cvat", tmp_path).files[0]))
     categories = dataset.categories()[annotation.AnnotationType.label]
     found = {}
