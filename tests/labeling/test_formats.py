@@ -4,6 +4,7 @@ import csv
 import io
 import json
 from contextlib import redirect_stdout
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 from xml.etree import ElementTree
@@ -20,6 +21,10 @@ from semigpc.io.tables import read_label_rows, read_labels
 from semigpc.labeling import formats
 from semigpc.labeling.formats import FORMATS, Exported, Labels, export_labels
 from semigpc.labeling.given import given_labels
+from semigpc.labeling.label import label_data
+from semigpc.labeling.outputs import COLUMNS
+from semigpc.labeling.project import Project
+from tests.labeling.samples import settings
 
 CLASSES = ("cat", 'dog & <"co">', "=1+1", "a/b")
 # Name, width, height, label, guess, confidence, grade, status, answer, chosen.
@@ -157,6 +162,37 @@ def test_only_labels_of_a_grade_are_taken_besides_those_by_people(
     assert export_labels(labels, "folders", tmp_path, grade=0.5).labels == 4
     with pytest.raises(SettingsError, match="grade"):
         export_labels(labels, "csv", tmp_path / "new", grade=90)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["csv", "parquet"])
+def test_a_labelling_begins_again_from_its_exported_table(tmp_path: Path, name: str) -> None:
+    wanted = settings(tmp_path)
+    label_data(wanted)
+    first = Project.open(wanted.out)
+    columns = {column: first.table.column(column).to_pylist() for column in COLUMNS}
+    chosen = np.isin(np.arange(len(first.ids)), sorted(first.given)[:5])
+    labels = Labels(
+        id_name=first.id_name,
+        ids=first.ids,
+        classes=first.classes,
+        label=columns["label"],
+        guess=columns["guess"],
+        confidence=np.array(columns["confidence"], np.float32),
+        grade=np.array(columns["grade"], np.float32),  # NaN for none
+        variance=np.array(columns["variance"], np.float32),
+        status=columns["status"],
+        answer=[None] * len(first.ids),
+        chosen=chosen,
+        images=None,
+    )
+    exported = export_labels(labels, name, tmp_path / "exports")
+    assert exported.labels > len(first.given)
+    again = replace(wanted, labels=exported.files[0], out=tmp_path / "again")
+    label_data(again)
+    second = Project.open(again.out)
+    assert second.given == first.given
+    assert second.chosen == frozenset(np.flatnonzero(chosen).tolist())
 
 
 # Label Studio -------------------------------------------------------------------------------------
