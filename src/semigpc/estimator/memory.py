@@ -17,6 +17,7 @@ from torch.nn.functional import pad
 from semigpc.estimator.posterior import Choose, Posterior, Scored
 from semigpc.gp import EnsembleGP, ExactGP, Kernel, LeftOut, deal_rows, exact
 from semigpc.gp.certainty import class_scales
+from semigpc.gp.engine import Expansion
 from semigpc.gp.ensemble import OWN_SHARE
 from semigpc.gp.scales import left_out_block
 from semigpc.io.threads import suited_to
@@ -298,12 +299,27 @@ class Memory:
         scores = self.score(points).mean
         joined, places = self._recognise_joined(points)
         if len(joined):
-            counts = self.counts()
-            left_out = self.left_out()
-            ones = left_out.ones[places].unsqueeze(1)
-            own = left_out.mean[places] - ones * (counts / counts.sum())
-            scores[joined] = (own * class_scales(counts)).to(scores)
+            scores[joined] = self._unjoined_scores(places).to(scores)
         return scores
+
+    def _unjoined_scores(self, places: Tensor) -> Tensor:
+        """Return scores (P, C) at rows that are held, without their own labels; float64."""
+        counts = self.counts()
+        left_out = self.left_out()
+        ones = left_out.ones[places].unsqueeze(1)
+        own = left_out.mean[places] - ones * (counts / counts.sum())
+        return own * class_scales(counts)
+
+    def joined(self) -> tuple[Tensor, Tensor]:
+        """Return the points (P, D) of rows that joined, and :meth:`score_unjoined` of them."""
+        numbers, points, _ = self._contents()
+        codes = np.array([self._codes[row] for row in numbers.tolist()])
+        places = torch.from_numpy(np.flatnonzero(codes < 0))
+        return points[places], self._unjoined_scores(places)
+
+    def expansion(self) -> Expansion:
+        """Return the scores as a sum of kernels over all rows held."""
+        return Expansion(self._view.posterior.features, self._view.weights)
 
     def _recognise_joined(self, points: Tensor) -> tuple[Tensor, Tensor]:
         """Return the positions of points that joined, and their places among the rows held."""

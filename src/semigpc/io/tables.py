@@ -175,7 +175,8 @@ def _by_people(
         about: what other columns say of the row. trusted: statuses of labels to take.
     """
     if STATUS in about:
-        return label if about[STATUS] in trusted else None
+        # Predictions of a run have no status, and are trusted where new labels are.
+        return label if (about[STATUS] or PSEUDO) in trusted else None
     if TRUTH not in about:
         return label
     truth = about[TRUTH]
