@@ -7,14 +7,14 @@ from typing import Annotated, Literal
 import typer
 
 from semigpc.cli.failures import reported
-from semigpc.cli.options import AsJson, Checkpoint, Head, Run, register_data_sets
+from semigpc.cli.options import AsJson, Checkpoint, Head, ModelFolder, register_data_sets
 from semigpc.cli.progress import StageBar
 from semigpc.cli.tables import say
 
 
 @reported("export")
 def export(
-    run: Run,
+    model: ModelFolder,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -51,7 +51,7 @@ def export(
     register_data_sets()
     with StageBar() as bar:
         done = export_run(
-            run,
+            model,
             checkpoint=checkpoint,
             kind=kind,
             out=out,

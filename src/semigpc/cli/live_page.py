@@ -14,8 +14,7 @@ def serve_session(folder: Path, *, images: Path | None, port: int, browser: bool
     from semigpc.review.app import serve
     from semigpc.review.session import open_session
 
-    with Console(stderr=True).status("Opening the labels and fitting the model"):
-        session = open_session(folder, images=images)
+    session = open_session(folder, images=images, fit=False)
     try:
         for note in session.project.notes:
             say(f"note: {note}", err=True)

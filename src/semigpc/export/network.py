@@ -13,18 +13,17 @@ from torch import Tensor, nn
 
 from semigpc.data import AugmentConfig
 from semigpc.gp import KernelHead
+from semigpc.io import graphs
 from semigpc.io.errors import NotExportableError
+from semigpc.io.graphs import METADATA, ONNX_PACKAGES, trace
 from semigpc.io.threads import allowed
 from semigpc.models import Classifier, OnFrozen
-from semigpc.models import encoder as onnx_form
-from semigpc.models.encoder import ONNX_PACKAGES, trace
 from semigpc.training.calibration import GP_SHARE
 from semigpc.training.metrics import Head
 from semigpc.training.state import EvaluationNetwork
 from semigpc.types import ModelOutput
 
 PROBABILITIES = "probabilities"
-METADATA = "semigpc"  # name of the facts that a file contains, as JSON
 Floats = NDArray[np.float32]
 Predictor = Callable[[Floats], dict[str, Floats]]
 
@@ -158,16 +157,16 @@ def _other_ways() -> Iterator[None]:
 
 
 def write_onnx(network: ExportedNetwork, size: int, path: Path, facts: str) -> None:
-    """Write one ONNX file with these facts, as :func:`semigpc.models.encoder.write_onnx`."""
+    """Write one ONNX file with these facts, as :func:`semigpc.io.graphs.write_onnx`."""
     graph = trace(network, _examples(size))
     with _other_ways():
-        onnx_form.write_onnx(graph, list(network.outputs), path, {METADATA: facts})
+        graphs.write_onnx(graph, list(network.outputs), path, {METADATA: facts})
 
 
 def open_onnx(path: Path) -> Predictor:
     """Open the file in ONNX Runtime on a CPU."""
     with _other_ways():
-        return onnx_form.open_onnx(path, allowed())
+        return graphs.open_onnx(path, allowed())
 
 
 def _examples(size: int) -> Tensor:

@@ -24,9 +24,9 @@ from semigpc.io.errors import (
     RunError,
     SettingsError,
 )
+from semigpc.io.graphs import IMAGES, ONNX_PACKAGES
 from semigpc.io.images import Pixels
 from semigpc.io.versions import versions
-from semigpc.models.encoder import INPUT, ONNX_PACKAGES
 from semigpc.refiners import GaussianProcessRefiner
 from semigpc.training.evaluate import predict
 from semigpc.training.inference import HeadChoice, LoadedRun, load_run
@@ -348,7 +348,7 @@ def _model_facts(run: LoadedRun, exported: ExportedNetwork) -> ModelFacts:
         "class_names": list(run.class_names),
         "preparation": Augment(augment).preparation._asdict(),
         "input": {
-            "name": INPUT,
+            "name": IMAGES,
             "shape": ["M", 3, size, size],
             "dtype": "float32",
             "values": "RGB, a byte / 255, in [0, 1]; not normalised: that is done inside",

@@ -48,13 +48,12 @@ class ReviewModel:
     """Label, confidence, variance and status of n rows.
 
     Args:
-        project: the rows and the given labels.
-        classifier: fitted on the given labels; None where these are of fewer than two classes.
+        project: the rows and the given labels, and the guesses of its table until :meth:`replace`.
     """
 
-    def __init__(self, project: Project, classifier: SemiGPClassifier | None) -> None:
+    def __init__(self, project: Project) -> None:
         self.project = project
-        self.maybe_classifier = classifier
+        self.maybe_classifier: SemiGPClassifier | None = None
         self.names: list[str] = []  # of classes; only ever extended, so that codes stay valid
         self.codes_by_name: dict[str, int] = {}
         for name in project.classes:
@@ -81,16 +80,11 @@ class ReviewModel:
         self.variance_at = np.zeros(n, np.int64)  # generation
         self.changed_at = np.zeros(n, np.int64)  # clock
         self.reasons: dict[int, Reasons] = {}  # of rows shown
-        # The labels that the classifier was fitted on.
-        self.fitted_codes = self.known_codes.copy()
-        if classifier is None:
-            self.fitted_codes[:] = -1
+        self.fitted_codes = np.full(n, -1, np.int32)  # labels that the classifier was fitted on
         self.came_since: list[LeftOutLabels] = []  # labels since then, as predicted before
         self.promise_at = 0  # generation
         self._watched: WatchedRows | None = None
         self._embeddings: dict[int, Floats] = {}
-        if not project.settings["fitted"]:
-            self.scored_at[:] = -1  # the table has no guesses
         self._read_ahead: tuple[Rows, Floats] = np.zeros(0, np.int64), np.zeros((0, 0), np.float32)
 
     def __len__(self) -> int:
@@ -500,16 +494,28 @@ class ReviewModel:
         """How many rows have another label than the classifier was fitted on."""
         return int((self.known_codes != self.fitted_codes).sum())
 
-    def replace(self, classifier: SemiGPClassifier, fitted_codes: NDArray[np.int32]) -> None:
-        """Take a classifier that was fitted to the labels ``fitted_codes`` (n,), and teach it those
-        that have changed since.
+    def replace(
+        self,
+        classifier: SemiGPClassifier,
+        fitted_codes: NDArray[np.int32],
+        *,
+        scored: bool = False,
+    ) -> None:
+        """Take a classifier, and teach it the labels that have changed since it was fitted.
+
+        Args:
+            fitted_codes: (n,) labels that it was fitted to.
+            scored: whether the guesses that are shown are its own already.
         """
         self.maybe_classifier = classifier
         self.fitted_codes = fitted_codes
         self.generation += 1
         self.promise_at = self.generation
         self.came_since = []
-        self.scored_at[self.known_codes < 0] = -1
+        self.scored_at[self.known_codes >= 0] = self.generation
+        if scored:
+            self.scored_at[:] = self.generation
+            self.variance_at[:] = self.generation
         self.reasons.clear()
         changed = np.flatnonzero((self.known_codes != fitted_codes) & self.has_embedding)
         if len(changed):
