@@ -7,19 +7,15 @@ nobody chooses from them. Every way to choose is judged by the mean balanced acc
 has no label yet counts as missed.
 """
 
-import math
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-import typer
-from matplotlib.figure import Figure
 from numpy.typing import NDArray
-from rich.table import Table
 from sklearn.cluster import KMeans
 from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import NearestNeighbors
@@ -28,23 +24,8 @@ sys.path.insert(
     0, str(Path(__file__).parents[1])
 )  # so that the script can be started as a file too
 
-from benchmarks.peers import TUNED_PEERS, balanced_accuracy, fit_tuned
+from benchmarks.peers import TUNED_PEERS, fit_tuned
 from benchmarks.problems import Pool
-from benchmarks.tables import (
-    COLOURS,
-    DataNames,
-    Embeddings,
-    Jobs,
-    Json,
-    Plot,
-    Seeds,
-    StudyFile,
-    dress,
-    new_table,
-    script,
-    show,
-    study,
-)
 from semigpc.estimator import SemiGPClassifier
 from semigpc.estimator.fitting import fit_scalings
 from semigpc.labeling.choose import Choice, choose
@@ -54,7 +35,9 @@ OURS = "semigpc"
 ROUND = 20  # answers between two fits
 ANSWERS = 200  # that are judged
 LATE_ROUND = 50  # answers between two fits after these, until every class has been seen
-COLUMNS = 256  # principal components that the rows are reduced to, which makes fits 2 to 5 times faster
+COLUMNS = (
+    256  # principal components that the rows are reduced to, which makes fits 2 to 5 times faster
+)
 GRADE = 0.9  # precision that is guaranteed
 CHECKED = (50, 100, 150, 200)  # answers after which the guarantee is looked at
 Record = dict[str, Any]

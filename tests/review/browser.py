@@ -60,7 +60,7 @@ class Server:
         too_long.start()
         try:
             for line in iter(self.process.stdout.readline, ""):
-                if line.startswith("review at "):
+                if line.startswith("open "):
                     return line.split()[-1]
         finally:
             too_long.cancel()

@@ -114,6 +114,9 @@ def test_rows_alternate_as_in_the_slow_version() -> None:
 def test_a_given_label_that_the_others_contradict_is_suspected(session: Session) -> None:
     circles = [row for row, label in session.project.given.items() if label == "circle"]
     row = next(row for row in circles if not session.queue.suspected[row])
+    session.correct(row, "triangle")
+    session.undo()
+    session.project.given[row] = "triangle"  # as if the table said so
     session.model.update_labels({row: "triangle"}, [])
     while session.catch_up():  # given labels are judged again when no request is waiting
         pass

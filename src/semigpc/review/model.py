@@ -81,6 +81,8 @@ class ReviewModel:
         self.changed_at = np.zeros(n, np.int64)  # clock
         self.reasons: dict[int, Reasons] = {}  # of rows shown
         self.fitted_codes = np.full(n, -1, np.int32)  # labels that the classifier was fitted on
+        # Whether the classifier would be another one if it had learned in another order.
+        self.order_matters = False
         self.came_since: list[LeftOutLabels] = []  # labels since then, as predicted before
         self.promise_at = 0  # generation
         self._watched: WatchedRows | None = None
@@ -104,7 +106,11 @@ class ReviewModel:
     @property
     def many_labels(self) -> bool:
         """Whether computing the variance of all rows would take too long."""
-        return not self.is_cold and len(self.classifier.labeled_rows_) > FEW_LABELS
+        return not self.is_cold and self.are_many(len(self.classifier.labeled_rows_))
+
+    def are_many(self, labels: int) -> bool:
+        """Return whether so many labels are learned one by one only, without a new fit."""
+        return labels > FEW_LABELS
 
     def code(self, name: str | None) -> int:
         """Return the number of a class, which may be new; -1 for None."""
@@ -119,6 +125,13 @@ class ReviewModel:
         """Return the label of a row, given or predicted."""
         code = int(self.codes[row])
         return self.names[code] if code >= 0 else None
+
+    def codes_of(self, labels: Mapping[int, str]) -> NDArray[np.int32]:
+        """Return our codes (n,) of some labels by row; -1 for other rows."""
+        codes = np.full(len(self), -1, np.int32)
+        for row, label in labels.items():
+            codes[row] = self.code(label)
+        return codes
 
     def class_codes(self) -> NDArray[np.int32]:
         """Return our code of each class of the classifier, (C,)."""
@@ -197,6 +210,8 @@ class ReviewModel:
 
     def _learn(self, labels: Mapping[int, str | None]) -> None:
         """Add labels of rows to the classifier, None to remove one."""
+        names = set(self.classifier.classes_.tolist())
+        self.order_matters |= not names.issuperset(labels.values())
         rows = sorted(row for row in labels if self.has_embedding[row])
         targets = np.array([labels[row] for row in rows], object)
         self.classifier.partial_fit(self.embeddings(rows), targets, rows=np.array(rows))
@@ -522,6 +537,7 @@ class ReviewModel:
             names = [*self.names, None]
             self._learn({int(row): names[self.known_codes[row]] for row in changed})
             self.generation += 1
+        self.order_matters = False
         self.mark_changed(np.arange(len(self)))
 
 

@@ -642,12 +642,14 @@ class Session:
         """Return whether labels have changed so much that a new model is worth its time.
 
         With many labels there is no self-training, and the model has learned all that a new fit
-        would, but for its hyper-parameters.
+        would, but for its hyper-parameters, unless labels were withdrawn or a class was new.
         """
         model = self.model
         changed = model.labels_since_fit
-        if self._known_classes() < 2 or model.many_labels or not changed:
+        if self._known_classes() < 2 or not changed:
             return False
+        if model.many_labels:
+            return idle and model.order_matters
         known = int((model.known_codes >= 0).sum())
         return model.is_cold or idle or changed >= max(LEAST_BEFORE_FIT, SHARE_BEFORE_FIT * known)
 
@@ -655,11 +657,16 @@ class Session:
         answers = self.history.answers
         known = self.project.known(answers)
         codes = self.model.known_codes.copy()
-        # The guesses in the table are those of the model without answers.
-        in_table = not answers and bool(self.project.settings["fitted"]) and self.model.is_cold
+        # The guesses in the table are those of the model that was fitted without answers, and with
+        # many labels that one learns the answers.
+        first = not answers or self.model.are_many(len(known.rows))
+        first = first and bool(self.project.settings["fitted"])
+        in_table = first and not answers and self.model.is_cold
+        if first:
+            codes = self.model.codes_of(self.project.given)
 
         def work() -> Callable[[], None]:
-            classifier = self.project.model() if in_table else self.project.fit(known)
+            classifier = self.project.model() if first else self.project.fit(known)
             return lambda: self._store_fit(classifier, codes, in_table)
 
         return work
