@@ -15,13 +15,16 @@ from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
 
 from semigpc.estimator.answers import (
+    FARTHEST_STEP,
     KNOTS,
     STATUSES,
+    STEPS,
     Doubles,
     GaussianRanks,
     Probabilities,
     Scaling,
     Status,
+    Steps,
     UnitRows,
     WeightedColumns,
 )
@@ -189,8 +192,11 @@ def _plain(step: Any) -> nn.Module:
         return _Unit()
     if isinstance(step, GaussianRanks):
         return _Ranks(step.knots)
+    weights = torch.from_numpy(step.weights)
+    if isinstance(step, Steps):
+        return _Steps(weights)
     assert isinstance(step, WeightedColumns)
-    return _Weighted(torch.from_numpy(step.weights))
+    return _Weighted(weights)
 
 
 class _Standard(nn.Module):
@@ -249,6 +255,23 @@ class _Weighted(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x * self.weights
+
+
+class _Steps(nn.Module):
+    """Columns encoded by STEPS columns each."""
+
+    weights: Tensor
+    starts: Tensor
+
+    def __init__(self, weights: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("weights", weights.clone().unsqueeze(1))
+        self.register_buffer("starts", torch.arange(STEPS).float())
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = (x + FARTHEST_STEP) * (STEPS / (2 * FARTHEST_STEP))
+        steps = (places.unsqueeze(2) - self.starts).clamp(0, 1) * self.weights
+        return steps.flatten(1)
 
 
 # Files --------------------------------------------------------------------------------------------
