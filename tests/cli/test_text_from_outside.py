@@ -168,12 +168,12 @@ def test_predict_shows_and_writes_any_name(
     shown = printed("predict", trained.run, *map(Path, FILES))
     for name in ("[bold]x.png", r"new\nline.png", ":cat:.png"):
         assert name in shown
-    written = {Path(row["file"]).name: row for row in read_rows(trained.root / "p.csv")}
+    written = {Path(row["file_name"]).name: row for row in read_rows(trained.root / "p.csv")}
     assert set(FILES) <= set(written)
     exact = parquet.read_table(trained.root / "p.parquet").to_pylist()
     assert {row["label"] for row in exact} <= set(CLASSES)
     for row in exact:
-        assert written[Path(row["file"]).name]["label"] == spreadsheet_cell(row["label"])
+        assert written[Path(row["file_name"]).name]["label"] == spreadsheet_cell(row["label"])
 
 
 @pytest.mark.slow
