@@ -153,8 +153,8 @@ def make_labelling(folder: Path) -> Path:
     write_labels(folder / "labels.csv", labels, "file_name")
     network = EmbedConfig(model="test_resnet", pretrained="none", image_size=32)
     out = folder / "out"
-    changes = {"data": photos, "labels": folder / "labels.csv", "out": out, "embed": network}
-    label_data(LabelSettings(report=False, **changes))
+    labels_file = folder / "labels.csv"
+    label_data(LabelSettings(data=photos, labels=labels_file, out=out, embed=network, report=False))
     return out
 
 

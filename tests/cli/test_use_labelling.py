@@ -89,9 +89,8 @@ def test_answers_of_the_page_are_learned(root: Path, tmp_path: Path) -> None:
 
 
 def test_evaluate_on_a_table_with_its_labels_or_others(root: Path, tmp_path: Path) -> None:
-    facts = json.loads(
-        worked("evaluate", root / "out", "--data", root / "new.parquet --json").stdout
-    )
+    call = ("evaluate", root / "out", "--data", root / "new.parquet", "--json")
+    facts = json.loads(worked(*call).stdout)
     figures = facts["heads"]["gp"]
     assert figures["n"] == 100
     assert figures["balanced_accuracy"] > 0.8
