@@ -104,33 +104,41 @@ def export_labeling(
     labelling = load_labeling(folder)
 
     def write(draft: Path) -> Mapping[str, Any]:
-        network: ClassifierHead | LabelingNetwork
-        size: int | Tensor
-        if labelling.network is None:
-            network, size, facts = _of_rows(labelling)
-            inputs, expected, check = _rows_to_check(labelling)
-        else:
-            encoder = labelling.embedding.encoder()
-            if encoder.weights != labelling.network.key.weights:
-                raise DataError(
-                    f"The weights of {encoder.name} are not those that {folder} was labelled with. "
-                    f"Put these back ({labelling.embedding.source})."
-                )
-            network, size, facts = _of_images(labelling, encoder)
-            inputs, expected, check = _images_to_check(labelling, encoder, report)
-        report(f"Writing {draft.name}", 0, None)
-        form.write(network.eval(), size, draft, json.dumps(facts))
-        largest = _difference(form.open(draft), inputs, expected, report)
-        return {
-            **facts,
-            "file": draft.name,
-            "format": kind,
-            "labelling": str(folder),
-            "check": {**check, "largest_difference": largest, "tolerance": TOLERANCE},
-            "versions": versions(*ONNX_PACKAGES),
-        }
+        return _write_draft(labelling, kind, draft, report)
 
     return publish(path, write)
+
+
+def _write_draft(
+    labelling: LoadedLabeling, kind: Kind, draft: Path, report: Progress
+) -> JsonObject:
+    """Write a labelling as one file, compare it with what it predicts, and return the facts."""
+    form = FORMATS[kind]
+    network: ClassifierHead | LabelingNetwork
+    size: int | Tensor
+    if labelling.network is None:
+        network, size, facts = _of_rows(labelling)
+        inputs, expected, check = _rows_to_check(labelling)
+    else:
+        encoder = labelling.embedding.encoder()
+        if encoder.weights != labelling.network.key.weights:
+            raise DataError(
+                f"The weights of {encoder.name} are not those that {labelling.project.folder} was "
+                f"labelled with. Put these back ({labelling.embedding.source})."
+            )
+        network, size, facts = _of_images(labelling, encoder)
+        inputs, expected, check = _images_to_check(labelling, encoder, report)
+    report(f"Writing {draft.name}", 0, None)
+    form.write(network.eval(), size, draft, json.dumps(facts))
+    largest = _difference(form.open(draft), inputs, expected, report)
+    return {
+        **facts,
+        "file": draft.name,
+        "format": kind,
+        "labelling": str(labelling.project.folder),
+        "check": {**check, "largest_difference": largest, "tolerance": TOLERANCE},
+        "versions": versions(*ONNX_PACKAGES),
+    }
 
 
 def _of_rows(labelling: LoadedLabeling) -> tuple[ClassifierHead, Tensor, JsonObject]:
