@@ -15,7 +15,7 @@ from sklearn.datasets import load_digits
 
 from semigpc.cli.tables import comparison_table, pairs_table
 from semigpc.io.tables import read_labels
-from semigpc.io.text import spreadsheet_cell
+from semigpc.io.text import from_spreadsheet_cell, spreadsheet_cell
 from tests.cli.calls import SHORT, refused, semigpc, worked
 from tests.cli.own_data import write_table
 from tests.labeling.samples import list_column, read_rows, write_rows
@@ -168,14 +168,14 @@ def test_predict_shows_and_writes_any_name(
     shown = printed("predict", trained.run, *map(Path, FILES))
     for name in ("[bold]x.png", r"new\nline.png", ":cat:.png"):
         assert name in shown
-    written = {Path(row["file_name"]).name: row for row in read_rows(trained.root / "p.csv")}
-    assert set(map(spreadsheet_cell, FILES)) <= set(written)
+    rows = read_rows(trained.root / "p.csv")
+    written = {from_spreadsheet_cell(row["file_name"]): row for row in rows}
+    assert set(FILES) <= set(written)
+    assert all(row["file_name"] == spreadsheet_cell(name) for name, row in written.items())
     exact = parquet.read_table(trained.root / "p.parquet").to_pylist()
     assert {row["label"] for row in exact} <= set(CLASSES)
     for row in exact:
-        assert written[spreadsheet_cell(row["file_name"])]["label"] == spreadsheet_cell(
-            row["label"]
-        )
+        assert written[row["file_name"]]["label"] == spreadsheet_cell(row["label"])
 
 
 @pytest.mark.slow

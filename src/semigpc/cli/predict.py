@@ -4,7 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 from rich.console import Console
@@ -23,6 +23,7 @@ from semigpc.cli.options import (
 )
 from semigpc.cli.progress import StageBar
 from semigpc.cli.tables import say, table, verbatim
+from semigpc.io.atomic import JsonObject
 from semigpc.io.text import as_utf8
 from semigpc.report.wording import percent
 
@@ -95,7 +96,7 @@ def predict(
     else:
         images = _images(paths, skip_bad=skip_bad, follow_links=follow_links)
         found = _by_run(model, images, checkpoint, head)
-    shown: list[dict[str, Any]] = []
+    shown: list[JsonObject] = []
     statuses: Counter[str] = Counter()
 
     def noted() -> "Iterator[pyarrow.Table]":
@@ -242,7 +243,7 @@ def _counted(statuses: Counter[str], noun: str) -> str:
     return f"{statuses.total():,} {noun}" + (f" ({', '.join(known)})" if known else "")
 
 
-def _table(rows: list[dict[str, Any]], id_name: str, total: int) -> Table:
+def _table(rows: list[JsonObject], id_name: str, total: int) -> Table:
     has_status = any(row["status"] for row in rows)
     extra = ("status", ">guaranteed") if has_status else ()
     made = table("", id_name, "guess", ">confidence", "second", ">confidence", *extra)

@@ -159,6 +159,16 @@ class Encoder:
         rows: Tensor = self._network(moved)
         return rows.float().cpu()
 
+    def of_unit_range(self) -> nn.Module:
+        """Return the network of images (M, 3, s, s), RGB in [0, 1], on the CPU, for export.
+
+        Weights of convolutions are made contiguous, as torch.export fails to save others.
+        """
+        network = self._network
+        assert isinstance(network, _Normalised)
+        made = _UnitRange(network).to("cpu", memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+        return made.eval()  # type: ignore[no-any-return]
+
     def _find_width(self) -> int:
         size = self.image_size
         shape = (1, size, size, 3) if self._of_bytes else (1, 3, size, size)
@@ -194,6 +204,19 @@ class _Normalised(nn.Module):
         normalised = images.permute(0, 3, 1, 2).float() * self.scale + self.shift
         rows: Tensor = self.network(normalised)
         return rows
+
+
+class _UnitRange(nn.Module):
+    """The network of (v - mean) / std for v (M, 3, s, s) in [0, 1]."""
+
+    def __init__(self, normalised: _Normalised) -> None:
+        super().__init__()
+        self.normalised = normalised
+
+    def forward(self, images: Tensor) -> Tensor:
+        normalised = images * (255 * self.normalised.scale) + self.normalised.shift
+        rows: Tensor = self.normalised.network(normalised)
+        return rows.float()
 
 
 # ONNX ---------------------------------------------------------------------------------------------
