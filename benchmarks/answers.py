@@ -55,10 +55,10 @@ NO_RANDOM = "semigpc, no random cards"
 ROUND = 20  # answers between two fits
 ANSWERS = 200  # that are judged
 LATE_ROUND = 50  # answers between two fits after these, until every class has been met
-TUNED_AT = (20, 60, 140)  # answers after which logistic regression is tuned again
+TUNED_AT = (20, 100)  # answers after which logistic regression is tuned again
 COLUMNS = 256  # principal components of the rows, with which fits are 2 to 5 times faster
 GRADE = 0.9  # precision that is guaranteed
-CHECKED = (60, 100, 150, 200)  # answers after which the guarantee is looked at
+CHECKED = (100, 150, 200)  # answers after which the guarantee is looked at
 FIRST_ROWS = 1200  # photographs of a first sitting ...
 FIRST_ANSWERS = 150  # ... the answers in it ...
 FIRST_ROUND = 10  # ... and those between two fits
@@ -149,7 +149,7 @@ def components(X: Rows, others: Rows) -> tuple[Rows, Rows]:
 
 Predictor = Callable[[Rows], Probs]
 QUICK = {"sharpness": 1.0, "target_precision": None, "self_training": 0, "scaling": "centered"}
-GUARANTEED = {"target_precision": GRADE, "scaling": "centered"}
+GUARANTEED = {"target_precision": GRADE, "self_training": 0, "scaling": "centered"}
 
 
 def fit_gp(X: Rows, labels: Codes, seed: int, **options: Any) -> SemiGPClassifier:
@@ -547,7 +547,9 @@ def sit(sitting: Sitting, pool: Pool, seed: int) -> Record:
 
     asked, rounds = ask_until(session, ask, quick, most=FIRST_ANSWERS, step=FIRST_ROUND)
     labels = rounds[-1]
-    share, model = guaranteed_share(pool.X[rows], labels, seed, scaling="auto")
+    share, model = guaranteed_share(
+        pool.X[rows], labels, seed, self_training="auto", scaling="auto"
+    )
     free = labels < 0
     answers = model.answer(pool.X[rows][free], top=0)
     given = answers.grade >= np.float32(GRADE)

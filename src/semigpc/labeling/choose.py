@@ -206,7 +206,7 @@ class _Lessons:
     Attributes:
         rows: (P,) open rows to choose among, sorted. classes: of the model; none without one.
         probs: (P, C) by the model. doubt: (P,) u; all 1 while the labels are few.
-        far: (P,) posterior over prior variance before anything was chosen.
+        is_far: (P,) unlike all labelled rows, before anything was chosen.
     """
 
     def __init__(self, pool: Pool, count: int, seed: int) -> None:
@@ -226,10 +226,12 @@ class _Lessons:
         if model is None or self.spreads:
             covariance = _prior_covariance(x, pool.rows(labelled))
             self.coverage = _Coverage(covariance, PRIOR_NOISE)
+            least = FAR_VARIANCE
         else:
+            least = float(model.outlier_variance_)
             self.doubt = _doubt(self.probs, model.class_counts_)
             self.coverage = _Coverage(model.covariance(x, x), model.noise_std_**2)
-        self.far = self.coverage.variance.copy()
+        self.is_far = self.coverage.variance > least
 
     def next(self, is_open: Mask) -> Choice | None:
         """Return the best of the rows (n,) that are open; None if there is none. O(P)."""
@@ -255,7 +257,7 @@ class _Lessons:
         probs = self.probs[place]
         first, second = (int(c) for c in (-probs).argsort(kind="stable")[:2])
         is_tie = probs[second] > TIE_RATIO * probs[first]
-        if self.far[place] > FAR_VARIANCE:
+        if self.is_far[place]:
             return "unseen", "", "unlike what is labelled"
         for code in (first, second) if is_tie else (first,):
             if code in self.needs:
