@@ -18,6 +18,7 @@ from semigpc.cli.export import export
 from semigpc.cli.failures import Debug
 from semigpc.cli.label import label
 from semigpc.cli.list import list_command
+from semigpc.cli.open import open_command
 from semigpc.cli.predict import predict
 from semigpc.cli.review import review
 from semigpc.cli.suggest import suggest
@@ -49,17 +50,18 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
 )
 VERBS = (  # in the order of the help
-    demo,
-    train,
-    evaluate,
-    predict,
-    export,
-    compare_command,
-    embed,
+    open_command,
     label,
     suggest,
     audit,
     review,
+    predict,
+    evaluate,
+    export,
+    embed,
+    train,
+    compare_command,
+    demo,
     list_command,
     doctor,
 )

@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from semigpc.cli.failures import reported
+from semigpc.cli.live_page import serve_session
 from semigpc.cli.options import AsJson, LabelledFolder
 from semigpc.cli.tables import say
 
@@ -45,62 +46,40 @@ def review(
 ) -> None:
     """Check labels by hand, on a page that learns from every answer.
 
-    Opens a local page in the browser, with the rows that most need a check
-    first. Accept, correct or skip them with the keyboard (? shows the keys);
-    the model is updated at once. Every answer is saved in OUT/reviews.jsonl
-    as it is given, and the same command continues later. Ctrl-C ends it.
+    The same page as that of semigpc open, for a folder that semigpc label
+    wrote. Every answer is saved in OUT/reviews.jsonl as it is given, and the
+    same command continues later. Ctrl-C ends it, and writes the labels as
+    they are then to OUT/exports.
 
     For example:
 
       semigpc label photos --labels labels.csv --out out
       semigpc review out
       semigpc review out --export
-      semigpc label photos --labels out/reviewed_labels.csv --out again
     """
     if not export and not all(importlib.util.find_spec(name) for name in SERVER):
         raise ImportError("The page needs an extra: pip install 'semigpc[review]'.")
+    if not export:
+        serve_session(folder, images=images, port=port, browser=browser)
+        return
     from semigpc.review.session import open_session
 
     with Console(stderr=True).status("Opening the labels and fitting the model"):
-        session = open_session(folder, images=images, read_only=export)
-    for note in session.project.notes:
-        say(f"note: {note}", err=True)
+        session = open_session(folder, images=images, read_only=True)
     try:
-        if session.journal.torn is not None:
-            line = "The last line of reviews.jsonl was cut off by a crash; all others are intact."
-            say(line, err=True)
-        if export:
-            _export(session, as_json)
-        else:
-            _serve(session, port, browser)
+        _export(session, as_json)
     finally:
         session.close()
 
 
 def _export(session: "Session", as_json: bool) -> None:
     with Console(stderr=True).status("Scoring all rows"):
-        written = session.export()
+        tables = [session.export(name) for name in ("csv", "parquet")]
+    files = [str(path) for written in tables for path in written.files]
     if as_json:
-        typer.echo(json.dumps(written, indent=2))
+        counts = {"rows": tables[0].rows, "labels": tables[0].labels}
+        typer.echo(json.dumps({"files": files, **counts}, indent=2))
         return
-    for file in written["files"]:
+    for file in files:
         say(f"wrote {file}")
-    labels = f"{written['labels']} of {written['rows']} rows are labelled by a human"
-    say(f"{session.summary()}; {labels}")
-
-
-def _serve(session: "Session", port: int, browser: bool) -> None:
-    import webbrowser
-
-    from semigpc.review.app import serve
-
-    def ready(address: str) -> None:
-        if session.replayed:
-            say(f"continuing after {session.replayed} answers in {session.journal.path}")
-        say(f"review at {address}")
-        say("Ctrl-C ends it; every answer is saved as you go.")
-        if browser:
-            webbrowser.open(address)
-
-    serve(session, port=port, ready=ready)
-    say(f"{session.summary()}; saved in {session.journal.path}")
+    say(f"{session.summary()}; {tables[0].labels} of {tables[0].rows} rows have a label")

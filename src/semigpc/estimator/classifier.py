@@ -19,6 +19,7 @@ from torch.nn.functional import one_hot
 from semigpc.estimator.answers import (
     SMALLEST,
     Answers,
+    Decisions,
     Explanation,
     Floats,
     Integers,
@@ -34,6 +35,7 @@ from semigpc.estimator.copies import sums_of
 from semigpc.estimator.fitting import STATISTICS_ROWS, FitOptions, fit_memory
 from semigpc.estimator.memory import Memory, row_numbers
 from semigpc.estimator.posterior import Scored
+from semigpc.estimator.promise import make_promise
 from semigpc.io.tables import label_text
 from semigpc.io.threads import suited_to
 
@@ -240,7 +242,7 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         known_codes = codes[labelled]
         targets = one_hot(torch.from_numpy(known_codes), len(self.classes_)).double()
         points = points[torch.from_numpy(keep[labelled])]
-        for memory in self._memories():
+        for memory in self.memories():
             memory.forget(numbers[~labelled])
             memory.put(numbers[labelled], points, targets, known_codes)
         self._copies.forget(numbers)
@@ -257,7 +259,7 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _add_classes(self, known: NDArray[Any]) -> None:
         places = np.searchsorted(known, self.classes_)
-        for memory in self._memories():
+        for memory in self.memories():
             memory.rename_classes(torch.from_numpy(places), len(known))
         # A new class is rare, since no row has it yet.
         shares = np.full(len(known), 1 / (self._n_fitted + len(known)))
@@ -335,14 +337,15 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _answer(self, X: Floats, *, variance: bool, top: int) -> Answers:
         with self._threads(X, variance=variance):
             scored = self._scored(X, variance=variance, top=top)
-            parts = [self._answered(probs, each) for _, probs, each in scored]
+            parts = [self.answered(probs, each) for _, probs, each in scored]
             columns: Any = zip(*parts, strict=True)
             joined: list[Any] = [
                 None if column[0] is None else np.concatenate(column) for column in columns
             ]
             return Answers(*joined)
 
-    def _answered(self, probs: Tensor, scored: Scored) -> Answers:
+    def answered(self, probs: Tensor, scored: Scored) -> Answers:
+        """Return the answers for probabilities (M, C), with the classes that they decide for."""
         codes = scored.classes.numpy()
         first = scored.classes.unsqueeze(1)
         confidence = probs.gather(1, first).squeeze(1).numpy()
@@ -366,6 +369,29 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             weights=scored.reasons.numpy(),
             scores=scored.mean.gather(1, first).squeeze(1).numpy(),
         )
+
+    def renew_promise(self, held_out: LeftOutLabels, pool: Decisions) -> None:
+        """Make the promise again for other left-out labels and unlabelled rows. O(u DRAWS).
+
+        For labels that came since ``fit``: each was predicted before it was known, which is as good
+        as leaving it out. Does nothing if no precision was asked for.
+
+        Args:
+            held_out: the left-out labels. pool: decisions for u unlabelled rows.
+        """
+        options = FitOptions.of(self.get_params())
+        if options.promised is None:
+            return
+        self.held_out_ = held_out
+        self.promise_ = make_promise(
+            held_out,
+            pool,
+            torch.from_numpy(self.class_shares_),
+            torch.from_numpy(self.class_counts_).double(),
+            options.promised,
+            per_class=options.per_class,
+        )
+        self.threshold_ = self.promise_.thresholds
 
     def is_outlier(self, variance: Floats, confidence: Floats) -> NDArray[np.bool_]:
         """Return which rows (M,) are unlike everything labelled: little is known of any class.
@@ -403,6 +429,10 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             rest=(scores - weights.sum(dim=1)).float().numpy(),
             scores=scores.float().numpy(),
         )
+
+    def points(self, X: Any) -> Tensor:
+        """Return rows (M, D) as the GP sees them, scaled; float32. O(M D)."""
+        return self._scaling(self._checked(X))
 
     def covariance(self, X1: Any, X2: Any) -> Floats:
         """Return the posterior covariance (M1, M2) of two sets of rows, over the prior variance.
@@ -498,7 +528,7 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
         The classes of the scores are those that the probabilities decide for.
         """
-        probabilities = self._probabilities()
+        probabilities = self.probabilities()
         scales = self._memory.scales().clamp_min(1e-9).float()
         for start in range(0, len(X), SCORED_ROWS):
             points = self._scaling(X[start : start + SCORED_ROWS])
@@ -515,10 +545,12 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Set the number of threads for all work on a block of rows."""
         return suited_to(min(len(X), SCORED_ROWS) * self._memory.row_work(variance=variance))
 
-    def _memories(self) -> list[Memory]:
+    def memories(self) -> list[Memory]:
+        """Return the GP over given labels and, with self-training, that with joined rows."""
         return [self._memory] if self._helped is None else [self._memory, self._helped]
 
-    def _probabilities(self) -> Probabilities:
+    def probabilities(self) -> Probabilities:
+        """Return what turns the scores of both GPs into probabilities."""
         return Probabilities(
             logit_scale=self.logit_scale_,
             confidence_scale=self.confidence_scale_,

@@ -298,12 +298,34 @@ class Memory:
         scores = self.score(points).mean
         joined, places = self._recognise_joined(points)
         if len(joined):
-            counts = self.counts()
-            left_out = self.left_out()
-            ones = left_out.ones[places].unsqueeze(1)
-            own = left_out.mean[places] - ones * (counts / counts.sum())
-            scores[joined] = (own * class_scales(counts)).to(scores)
+            scores[joined] = self._unjoined(places).to(scores)
         return scores
+
+    def sums(self) -> tuple[Integers, Tensor, Tensor]:
+        """Return numbers (N,), points (N, D) and weights (N, C) of the sum that scores are.
+
+        They are copies: later changes of the memory do not reach them.
+        """
+        posterior = self._view.posterior
+        return self.row_numbers(), posterior.features, posterior.weights
+
+    def unjoined_scores(self) -> tuple[Integers, Tensor]:
+        """Return the numbers (J,) of rows that joined, and their scores (J, C) without themselves.
+
+        See :meth:`score_unjoined`. O(N^2).
+        """
+        numbers = self.row_numbers()
+        codes = np.array([self._codes[row] for row in numbers.tolist()], dtype=np.int64)
+        places = np.flatnonzero(codes < 0)
+        return numbers[places], self._unjoined(torch.from_numpy(places))
+
+    def _unjoined(self, places: Tensor) -> Tensor:
+        """Return the scores (J, C) of rows held without their own targets; float64."""
+        counts = self.counts()
+        left_out = self.left_out()
+        ones = left_out.ones[places].unsqueeze(1)
+        own = left_out.mean[places] - ones * (counts / counts.sum())
+        return own * class_scales(counts)
 
     def _recognise_joined(self, points: Tensor) -> tuple[Tensor, Tensor]:
         """Return the positions of points that joined, and their places among the rows held."""

@@ -28,8 +28,9 @@ from semigpc.io.text import printable
 NAME = "reviews.jsonl"
 RANDOM_ORDER_SEED = 0
 START_OVER = "or move the file away to start over"
-Action = Literal["accept", "correct", "skip", "undo"]
-Kind = Literal["accepted", "corrected", "skipped"]
+Action = Literal["accept", "correct", "skip", "none", "rename", "undo"]
+Kind = Literal["accepted", "corrected", "skipped", "none"]
+WITHOUT_CLASS = ("skip", "none")  # actions that give a row no class
 LINE = ConfigDict(extra="forbid")  # an unknown key in a line is an error
 
 
@@ -58,8 +59,10 @@ class Entry:
     Args:
         step: 1, 2, 3, ...
         time: in UTC, ISO 8601.
-        action: what was done. An ``undo`` has the step it takes back in ``undoes``.
-        changes: of one row, or of all rows that were accepted at once.
+        action: what was done: ``accept`` and ``correct`` give a class, ``skip`` is "cannot tell",
+            ``none`` is "none of these classes", and ``rename`` gives all labels of a class another
+            name. An ``undo`` has the step it takes back in ``undoes``.
+        changes: of one row, or of all rows that were answered at once.
     """
 
     step: Positive
@@ -182,9 +185,10 @@ def _check(entry: Entry) -> None:
                 f"changes[{number}].after must name a class; "
                 f"got {change.after!r}, which means no label"
             )
-        if entry.action != "undo" and (entry.action == "skip") != (change.after is None):
+        has_class = entry.action not in WITHOUT_CLASS
+        if entry.action != "undo" and has_class != (change.after is not None):
             raise ValueError(
-                "changes.after must be a class, or null for the action skip; "
+                "changes.after must be a class, or null for the actions skip and none; "
                 f"got {shown(change.after)}"
             )
     if (entry.action == "undo") != (entry.undoes is not None):
@@ -197,20 +201,22 @@ class Answer(NamedTuple):
     """The answer to a row.
 
     Args:
-        label: the class; None for "cannot tell".
+        label: the class; None for "cannot tell" and "none of these classes".
         believed: the label that the row had when it was first answered; None if it had none.
         status: its status then.
+        foreign: whether it is of none of the classes.
     """
 
     label: str | None
     believed: str | None
     status: str
+    foreign: bool = False
 
     @property
     def kind(self) -> Kind:
         """Whether the reviewer agreed."""
         if self.label is None:
-            return "skipped"
+            return "none" if self.foreign else "skipped"
         return "accepted" if self.label == self.believed else "corrected"
 
 
@@ -234,6 +240,10 @@ class History:
         self.done: list[ReviewStep] = []  # the last one is undone first
         self.steps = 0
         self._rows = rows
+
+    def row(self, name: str) -> int:
+        """Return the number of the row with an id."""
+        return self._rows[name]
 
     def apply(self, entry: Entry) -> list[int]:
         """Apply a line, and return the rows whose answer it changed.
@@ -263,11 +273,11 @@ class History:
         rows = [self._rows[change.id] for change in entry.changes]
         self.done.append(ReviewStep(entry, tuple((row, self.answers.get(row)) for row in rows)))
         for row, change in zip(rows, entry.changes, strict=True):
-            first = self.answers.get(row)
-            if first is None:
-                self.answers[row] = Answer(change.after, change.before, change.status)
-            else:
-                self.answers[row] = first._replace(label=change.after)
+            first = self.answers.get(row) or Answer(None, change.before, change.status)
+            if entry.action == "rename" and first.believed == change.before:
+                first = first._replace(believed=change.after)
+            foreign = entry.action == "none"
+            self.answers[row] = first._replace(label=change.after, foreign=foreign)
         return rows
 
     def _undo(self, entry: Entry) -> list[int]:

@@ -204,7 +204,7 @@ def _image_labels(
     settings: LabelSettings, root: Path, notes: list[str]
 ) -> tuple[dict[str, str], frozenset[str]]:
     """Return the labels of images, all of which must exist, and which images were chosen."""
-    labels, chosen = _read_all_labels(settings, FILE_NAME, notes, images=True)
+    labels, chosen = read_all_labels(settings, FILE_NAME, notes, images=True)
     missing = [
         name
         for name in labels
@@ -239,7 +239,7 @@ def table_inputs(settings: LabelSettings, source: TableSource, path: Path) -> In
     labels = None
     chosen: frozenset[str] = frozenset()
     if settings.labels is not None:
-        labels, chosen = _read_all_labels(settings, source.id_name, notes)
+        labels, chosen = read_all_labels(settings, source.id_name, notes)
         if source.has_labels:
             notes.append(
                 f"Labels were read from {settings.labels.name}; the column of labels in the data "
@@ -254,7 +254,7 @@ def table_inputs(settings: LabelSettings, source: TableSource, path: Path) -> In
     return Inputs(source, path, settings.data_columns, labels, images, notes, chosen)
 
 
-def _read_all_labels(
+def read_all_labels(
     settings: LabelSettings, id_name: str, notes: list[str], *, images: bool = False
 ) -> tuple[dict[str, str], frozenset[str]]:
     """Return the labels of all tables, and the ids that semigpc chose to be labelled.

@@ -92,9 +92,7 @@ DERIVED = (
     "audit.json",
     "suggestions.csv",
     "reviews.jsonl",
-    "reviewed.parquet",
-    "reviewed.csv",
-    "reviewed_labels.csv",
+    "exports",
 )
 DIGESTS = "derived.json"  # which labels each of these was made from
 EARLIER = "earlier-labels"  # part of its new name if these labels are replaced
@@ -360,25 +358,34 @@ class LabelStudio:
         return f"<View>\n  {shown}\n  {control}\n{choices}\n  </Choices>\n</View>\n"
 
     def tasks(self, table: pyarrow.Table, id_name: str) -> Iterator[str]:
-        """Yield one task per row as JSON: an annotation for a given label, else a prediction."""
-        rows = _rows_of(table, id_name, "guess", "confidence", "status")
-        for name, guess, confidence, status in rows:
-            shown = name if self.kind == "text" else self.prefix + quote(name)
-            task: dict[str, object] = {"data": {self.kind: shown, "id": name, "status": status}}
-            if guess is not None:
-                choice = {
-                    "from_name": CONTROL,
-                    "to_name": self.kind,
-                    "type": "choices",
-                    "value": {"choices": [guess]},
-                }
-                if status == Status.LABELLED.text:
-                    task["annotations"] = [{"result": [choice]}]
-                else:
-                    score = round(confidence, 6)
-                    prediction = {"model_version": self.version, "score": score}
-                    task["predictions"] = [prediction | {"result": [choice]}]
-            yield json.dumps(task, ensure_ascii=False)
+        """Yield the task of each row of a table of labels."""
+        for row in _rows_of(table, id_name, "guess", "confidence", "status"):
+            yield self.task(*row)
+
+    def task(self, name: str, guess: str | None, confidence: float, status: str) -> str:
+        """Return a task as JSON: an annotation for a label by people, else a prediction.
+
+        Args:
+            name: id of the row. guess: its class, by people where the status is "labelled"; None
+                gives a task without either.
+            confidence: in the guess. status: as in labels.csv.
+        """
+        shown = name if self.kind == "text" else self.prefix + quote(name)
+        task: dict[str, object] = {"data": {self.kind: shown, "id": name, "status": status}}
+        if guess is not None:
+            choice = {
+                "from_name": CONTROL,
+                "to_name": self.kind,
+                "type": "choices",
+                "value": {"choices": [guess]},
+            }
+            if status == Status.LABELLED.text:
+                task["annotations"] = [{"result": [choice]}]
+            else:
+                score = round(confidence, 6)
+                prediction = {"model_version": self.version, "score": score}
+                task["predictions"] = [prediction | {"result": [choice]}]
+        return json.dumps(task, ensure_ascii=False)
 
 
 # Files made from the labels -----------------------------------------------------------------------
@@ -453,6 +460,11 @@ class DerivedFiles:
             digests = self._read()
             yield digests
             write_json(self.folder / DIGESTS, digests)
+
+    def adopt(self, name: str) -> None:
+        """Let a file belong to the current labels, whichever it was made from."""
+        with self._changing() as digests:
+            digests[name] = self.digest
 
     def _read(self) -> dict[str, str]:
         try:

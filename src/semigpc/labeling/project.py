@@ -290,15 +290,13 @@ class Project:
         """
         answers = self.history().answers if answers is None else answers
         rank = random_order(len(self.ids))
-        is_open = np.ones(len(self.ids), dtype=bool)
-        is_open[[*answers, *self.given, *self.bad]] = False
-        first_open = int(rank[is_open].min(initial=len(self.ids)))
+        first = first_open(self, answers)
         labels = dict(self.given)
         drawn = {row: row not in self.chosen for row in labels}
         for row, answer in answers.items():
             if answer.label is not None:
                 labels[row] = answer.label
-                drawn[row] = drawn.get(row, False) or int(rank[row]) < first_open
+                drawn[row] = drawn.get(row, False) or int(rank[row]) < first
         rows = sorted(row for row in labels if row not in self.bad)
         return KnownLabels(
             np.array(rows, np.int64),
@@ -311,15 +309,13 @@ class Project:
     def model(self) -> SemiGPClassifier:
         """Return the estimator, fitted again on the given labels and the sample.
 
-        What the first fit decided is kept.
+        What the first fit decided is kept, if there was one.
 
         Raises:
-            DataError: there were labels of fewer than two classes.
+            DataError: there are labels of fewer than two classes.
         """
         if not self.settings["fitted"]:
-            raise DataError(
-                f"{self.folder} has no labels of two classes yet. Label some rows on its page."
-            )
+            return self.fit(self.known({}))
         try:
             model = self._fitted(self.settings["parameters"], self.known({}))
         except (ValueError, RuntimeError, OverflowError) as error:
@@ -336,21 +332,18 @@ class Project:
         """Return a new estimator, fitted on these labels and the sample with the user's options.
 
         Raises:
-            ValueError: they are of fewer than two classes.
+            DataError: they are of fewer than two classes.
         """
+        if len(set(known.labels.tolist())) < 2:
+            raise DataError(
+                f"{self.folder} has no labels of two classes yet. Label some rows on its page."
+            )
         return self._fitted(self.settings["options"], known)
 
     def taught(self) -> SemiGPClassifier:
         """Return the estimator that has learned the given labels and all answers on the page."""
         answers = self.history().answers
-        if not answers:
-            return self.model()
-        known = self.known(answers)
-        if len(set(known.labels.tolist())) < 2:
-            raise DataError(
-                f"{self.folder} has no labels of two classes yet. Label some rows on its page."
-            )
-        return self.fit(known)
+        return self.fit(self.known(answers)) if answers else self.model()
 
     def _fitted(self, parameters: JsonObject, known: KnownLabels) -> SemiGPClassifier:
         unlabelled = np.ones(len(self.ids), dtype=bool)
@@ -369,6 +362,16 @@ class Project:
         if self.images is None:
             return None
         return image_path(self.images, self.ids[row], self.settings["follow_links"])
+
+
+def first_open(project: Project, answers: Mapping[int, Answer]) -> int:
+    """Return the place in :func:`random_order` of the first row without a label or an answer. O(n).
+
+    Rows before it are a random sample.
+    """
+    is_open = np.ones(len(project.ids), dtype=bool)
+    is_open[[*answers, *project.given, *project.bad]] = False
+    return int(random_order(len(is_open))[is_open].min(initial=len(is_open)))
 
 
 def _read_table(folder: Path, settings: ProjectSettings) -> pyarrow.Table:
@@ -436,8 +439,10 @@ def _check_settings(settings: ProjectSettings) -> None:
     odd_options = settings["options"].keys() - known.keys()
     if odd_options:
         raise ValueError(f"options.{min(odd_options)} is not a parameter")
-    if not settings["fitted"] and len(classes) < 2:
-        return  # nothing was fitted yet
+    if not settings["fitted"]:  # nothing was fitted yet
+        if settings["parameters"] or settings["grades"]:
+            raise ValueError("parameters and grades must be empty where fitted is")
+        return
     if known.keys() != settings["parameters"].keys():
         odd = min(known.keys() ^ settings["parameters"].keys())
         raise ValueError(f"parameters.{odd} is {'missing' if odd in known else 'not a parameter'}")

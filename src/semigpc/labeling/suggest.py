@@ -25,6 +25,7 @@ from pyarrow import compute
 from semigpc.estimator import SemiGPClassifier, Status
 from semigpc.io.errors import DataError, SettingsError
 from semigpc.io.tables import CHOSEN, YES
+from semigpc.labeling.choose import codes_in_need as codes_in_need
 from semigpc.labeling.project import Project, own_names, write_hand_table
 from semigpc.labeling.source import Rows
 
@@ -199,22 +200,6 @@ def _worth_alone(
     weights = np.array([weight_of[rows.guesses[row]] for row in candidates.tolist()])
     worth: Floats = variance * doubt * weights
     return worth
-
-
-def codes_in_need(labels: Integers, pseudo: Integers) -> Integers:
-    """Return the codes of the classes that rows are sought for, most in need first.
-
-    First those without a pseudo-label, then those with fewer than half as many labels as a class
-    has on average; within both, those with the fewest labels. Classes without labels are not known
-    to the model, and are left out.
-
-    Args:
-        labels, pseudo: (C,) given labels and pseudo-labels of each class.
-    """
-    known = labels > 0
-    few = 2 * labels < labels[known].mean()
-    codes = np.flatnonzero(known & ((pseudo == 0) | few))
-    return codes[np.lexsort((labels[codes], pseudo[codes] > 0))]
 
 
 def classes_in_need(project: Project) -> dict[str, str]:

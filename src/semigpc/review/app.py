@@ -8,9 +8,11 @@ import json
 import logging
 import os
 import secrets
+import shlex
 import signal
 import socket
 import threading
+import time
 import traceback
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
@@ -30,13 +32,15 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from semigpc.io.errors import DataError, ImageError
+from semigpc.io.atomic import replacing
+from semigpc.io.errors import DataError, ImageError, SettingsError
 from semigpc.io.images import thumbnail as make_thumbnail
+from semigpc.labeling.formats import FORMATS
 from semigpc.labeling.project import Project
 from semigpc.review.queue import Filters, Text
 from semigpc.review.session import (
     MOST_VISIBLE,
-    Exported,
+    Mode,
     Number,
     Numbers,
     Reply,
@@ -48,9 +52,12 @@ from semigpc.review.session import (
 HOST = "127.0.0.1"
 HOSTS = (HOST, "localhost", "[::1]")  # all by which a browser of this machine may know it
 HTTP_PORT = 80  # which browsers leave out
-IDLE_SECONDS = 1.5  # without an answer, before rows that are not on the screen are scored again
-PAUSE_SECONDS = 0.02  # between two pieces of that work, so that requests are served meanwhile
+IDLE_SECONDS = 4.0  # without an answer, before a new model is fitted for few new labels
+POLL_SECONDS = 0.1  # while there is nothing to do in the background
+PAUSE_SECONDS = 0.01  # between two pieces of work there, so that requests are served meanwhile
 SHUTDOWN_SECONDS = 2
+ADDRESS = "page.json"  # port and secret, so that an open page finds the server when it is back
+TOKEN_CHARACTERS = 32
 STATIC = Path(__file__).parent / "static"
 MEDIA_TYPES = {
     ".html": "text/html",
@@ -86,12 +93,51 @@ WRONG_HOST = (
 # Serving ------------------------------------------------------------------------------------------
 
 
+class PageAddress(TypedDict):
+    """Where a page was last served: the port, and the secret part of the address."""
+
+    port: int
+    token: str
+
+
+def _earlier_address(path: Path) -> PageAddress | None:
+    """Return the address that is stored, if nobody else can have read or written it."""
+    try:
+        facts = path.stat()
+        own = not hasattr(os, "getuid") or facts.st_uid == os.getuid()
+        if not own or facts.st_mode & 0o077:
+            return None
+        stored = json.loads(path.read_text())
+        port, token = stored["port"], stored["token"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    is_sound = isinstance(port, int) and 0 < port < 2**16 and isinstance(token, str)
+    is_sound = is_sound and len(token) == TOKEN_CHARACTERS and token.isascii()
+    return {"port": port, "token": token} if is_sound else None
+
+
+def _listen(port: int, earlier: PageAddress | None) -> socket.socket:
+    """Return a socket that listens at a port; 0 is the earlier one if it is free, or any."""
+    if port == 0 and earlier is not None:
+        with suppress(OSError):
+            return socket.create_server((HOST, earlier["port"]), backlog=128)
+    try:
+        return socket.create_server((HOST, port), backlog=128)
+    except OSError as error:
+        reason = os.strerror(error.errno or 0)
+        raise DataError(
+            f"port={port} of {HOST} cannot be used: {reason}. Choose another, or port=0 for any."
+        ) from error
+
+
 def serve(session: Session, *, port: int = 0, ready: Callable[[str], None]) -> None:
     """Serve the page until Ctrl-C or SIGTERM.
 
+    The address is that of the last time where possible, so that a page which is still open goes on.
+
     Args:
         session: what is reviewed.
-        port: 0 for any free one.
+        port: 0 for that of the last time, or any free one.
         ready: called with the address, which contains the secret, when the server listens.
 
     Raises:
@@ -99,15 +145,14 @@ def serve(session: Session, *, port: int = 0, ready: Callable[[str], None]) -> N
     """
     # asyncio logs what uvicorn raises on malformed requests.
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
-    token = secrets.token_urlsafe(24)
-    try:
-        listener = socket.create_server((HOST, port), backlog=128)
-    except OSError as error:
-        reason = os.strerror(error.errno or 0)
-        raise DataError(
-            f"port={port} of {HOST} cannot be used: {reason}. Choose another, or port=0 for any."
-        ) from error
+    path = session.project.folder / ADDRESS
+    earlier = _earlier_address(path)
+    token = earlier["token"] if earlier else secrets.token_urlsafe(TOKEN_CHARACTERS * 3 // 4)
+    listener = _listen(port, earlier)
     own_port = listener.getsockname()[1]
+    with replacing(path) as draft:
+        draft.touch(mode=0o600)
+        draft.write_text(json.dumps({"port": own_port, "token": token}))
     # The same parser on every machine, whatever else is installed there. It is silent: a request
     # that is not HTTP gets a response of 400, and the application prints its own errors.
     config = uvicorn.Config(
@@ -135,7 +180,7 @@ def serve(session: Session, *, port: int = 0, ready: Callable[[str], None]) -> N
 
 
 class Background(threading.Thread):
-    """Scores rows that are not on the screen, a few at a time, once no answer comes any more."""
+    """Brings everything up to date after answers, piece by piece."""
 
     def __init__(self, session: Session) -> None:
         super().__init__(name="review-background", daemon=True)
@@ -144,18 +189,15 @@ class Background(threading.Thread):
 
     def run(self) -> None:
         """Work until stopped."""
-        steps = -1
-        more = True
-        pause = IDLE_SECONDS
+        steps = self.session.history.steps
+        last = time.monotonic() - IDLE_SECONDS
+        pause = PAUSE_SECONDS
         while not self._stopped.wait(pause):
-            answered = steps != self.session.history.steps
-            if answered:
+            if steps != self.session.history.steps:
                 steps = self.session.history.steps
-                more = True
-            elif more:
-                more = self.session.catch_up()
-            current = steps == self.session.history.steps
-            pause = PAUSE_SECONDS if more and current else IDLE_SECONDS
+                last = time.monotonic()
+            idle = time.monotonic() - last >= IDLE_SECONDS
+            pause = PAUSE_SECONDS if self.session.catch_up(idle=idle) else POLL_SECONDS
 
     def stop(self) -> None:
         """Stop, and wait until the current piece of work is done."""
@@ -171,6 +213,14 @@ class Cards(View, Filters):
 
     seen: Annotated[list[Number], Field(default_factory=list, max_length=MOST_SEEN), FailFast()]
     count: Number = 60
+
+
+class Next(View):
+    """Which rows to ask next, without the rows ``seen`` already."""
+
+    mode: Mode = "work"
+    seen: Annotated[list[Number], Field(default_factory=list, max_length=MOST_SEEN), FailFast()]
+    count: Number = 8
 
 
 class Accept(View):
@@ -194,6 +244,28 @@ class Correct(Skip):
     label: Text
 
 
+class Assign(View):
+    """Rows that have another label: each once, with its version."""
+
+    rows: Numbers
+    versions: Numbers
+    label: Text
+
+
+class Rename(View):
+    """A class and its new name; ``merge`` if that is the name of another class."""
+
+    name: Text
+    to: Text
+    merge: bool = False
+
+
+class Export(View):
+    """The format to write."""
+
+    format: Text
+
+
 class Undo(View):
     """The last step that the page knows."""
 
@@ -207,9 +279,29 @@ class About(TypedDict):
     images: bool
     rows: int
     id_name: str
+    formats: "list[FormatRecord]"
+    commands: dict[str, str]
 
 
-Respond = Callable[[Any], Reply | Exported]
+class ExportedFiles(TypedDict):
+    """What an export wrote: its files, rows, and those of them that have a label."""
+
+    files: list[str]
+    rows: int
+    labels: int
+    notes: list[str]
+
+
+class FormatRecord(TypedDict):
+    """A format in which labels can be exported, and the file or folder that it writes."""
+
+    name: str
+    title: str
+    needs_images: bool
+    ends: str
+
+
+Respond = Callable[[Any], Reply | ExportedFiles]
 
 
 def make_app(session: Session, token: str, port: int) -> ASGIApp:
@@ -225,14 +317,7 @@ def make_app(session: Session, token: str, port: int) -> ASGIApp:
         return Response(files[name], media_type=MEDIA_TYPES[Path(name).suffix])
 
     async def about(_: Request) -> Response:
-        project = session.project
-        content: About = {
-            "folder": project.folder.resolve().name,
-            "images": project.images is not None,
-            "rows": len(session),
-            "id_name": project.id_name,
-        }
-        return _json(content)
+        return _json(_about(session))
 
     async def thumbnail(request: Request) -> Response:
         row = _number(request.path_params["row"])
@@ -257,12 +342,41 @@ def make_app(session: Session, token: str, port: int) -> ASGIApp:
     return Guard(Starlette(routes=routes, exception_handlers=HANDLERS), token, port)
 
 
+def _about(session: Session) -> About:
+    project = session.project
+    folder = shlex.quote(str(project.folder))
+    new = "NEW_PHOTOS" if project.images is not None else "NEW_TABLE"
+    return {
+        "folder": project.folder.resolve().name,
+        "images": project.images is not None,
+        "rows": len(session),
+        "id_name": project.id_name,
+        "formats": [
+            {
+                "name": each.name,
+                "title": each.title,
+                "needs_images": each.needs_images,
+                "ends": each.file,
+            }
+            for each in FORMATS.values()
+        ],
+        "commands": {
+            "predict": f"semigpc predict {folder} {new} --out new.csv",
+            "export": f"semigpc export {folder} --out model.onnx",
+        },
+    }
+
+
 def _questions(session: Session) -> dict[str, tuple[type[View], Respond]]:
     """Return, for each question of the page, the form of its request and what responds to it."""
 
     def cards(question: Cards) -> Reply:
         count = min(question.count, MOST_CARDS)
         return session.page(question, seen=question.seen, count=count)
+
+    def following(question: Next) -> Reply:
+        count = min(question.count, MOST_CARDS)
+        return session.next(question.mode, seen=question.seen, count=count)
 
     def accept(question: Accept) -> Reply:
         rows = question.rows
@@ -273,6 +387,12 @@ def _questions(session: Session) -> dict[str, tuple[type[View], Respond]]:
             rows, labels=question.labels, versions=question.versions, view=question
         )
 
+    def assign(question: Assign) -> Reply:
+        rows = question.rows
+        if len(rows) != len(question.versions) or len(set(rows)) < len(rows):
+            raise DataError("Each row must be given once, with its version.")
+        return session.assign(rows, question.label, versions=question.versions, view=question)
+
     def correct(question: Correct) -> Reply:
         return session.correct(
             question.row, question.label, version=question.version, view=question
@@ -281,20 +401,36 @@ def _questions(session: Session) -> dict[str, tuple[type[View], Respond]]:
     def skip(question: Skip) -> Reply:
         return session.skip(question.row, version=question.version, view=question)
 
+    def none(question: Skip) -> Reply:
+        return session.reject(question.row, version=question.version, view=question)
+
+    def rename(question: Rename) -> Reply:
+        return session.rename(question.name, question.to, merge=question.merge, view=question)
+
     def undo(question: Undo) -> Reply:
         return session.undo(question.step, view=question)
 
-    def export(_: View) -> Exported:
-        return session.export()
+    def export(question: Export) -> ExportedFiles:
+        written = session.export(question.format)
+        return {
+            "files": [str(path) for path in written.files],
+            "rows": written.rows,
+            "labels": written.labels,
+            "notes": list(written.notes),
+        }
 
     return {
         "cards": (Cards, cards),
+        "next": (Next, following),
         "accept": (Accept, accept),
+        "assign": (Assign, assign),
+        "none": (Skip, none),
+        "rename": (Rename, rename),
         "correct": (Correct, correct),
         "skip": (Skip, skip),
         "undo": (Undo, undo),
         "refresh": (View, session.refresh),
-        "export": (View, export),
+        "export": (Export, export),
     }
 
 
@@ -311,7 +447,7 @@ def _endpoint(
             view = question.model_copy(update={"since": -1, "visible": error.rows})
             current = await run_in_threadpool(session.refresh, view)
             return _json({**current, "error": str(error)}, 409)
-        except DataError as error:
+        except (DataError, SettingsError) as error:
             return _json({"error": str(error)}, 400)
         except OSError as error:
             reason = str(error.strerror or error).rstrip(".")

@@ -1,29 +1,34 @@
 """The predicted label of every row, updated with every answer of the reviewer.
 
-What is shown depends on the answers that hold and not on the way to them: a review that is opened
-again, or undone, shows the same labels, up to rounding.
+A new label changes the classifier at once, and with it the rows on the screen. All others follow in
+the background, where then a new classifier is fitted to all labels that hold and takes the place
+of the first. So what is shown in the end depends on the answers and not on the way to them: a page
+that is opened again, or an answer that is undone, shows the same labels.
 
-A new label changes the classifier at once, and with it the rows on the screen; all others are
-scored again when they are shown or when no request is waiting. ``generation`` counts the changes of
-the classifier, so that rows that are out of date can be found; ``clock`` counts the changes of what
-the page shows, so that a page can request what has changed since.
+``generation`` counts the changes of the classifier, so that rows that are out of date can be found;
+``clock`` counts the changes of what the page shows, so that a page can request what has changed
+since. There is no classifier, and no row has a guess, before labels of two classes are known.
 """
 
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from copy import deepcopy
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from semigpc.estimator import STATUSES, SemiGPClassifier, Status
+from semigpc.estimator import STATUSES, Answers, LeftOutLabels, SemiGPClassifier, Status
+from semigpc.estimator.answers import Decisions, highest_grade
+from semigpc.estimator.promise import Promise
+from semigpc.estimator.watched import WatchedRows
 from semigpc.io.errors import DataError
 from semigpc.io.tables import label_text
 from semigpc.io.text import printable
 from semigpc.labeling.project import Project
 
 Rows = NDArray[np.int64]
+Mask = NDArray[np.bool_]
 Floats = NDArray[np.float32]
 REASONS_SHOWN = 3  # labelled rows listed per row
 READ_AHEAD_ROWS = 16_384  # embeddings read at once, since seeking is slow
@@ -36,19 +41,20 @@ SMALLEST_BLOCK = 64  # rows scored at once, however many labels there are
 NAME_CHARACTERS = 100  # of the name of a class
 
 Reasons = list[tuple[int, float]]  # labelled rows, and what each adds to the score
+Job = Callable[[], Callable[[], None]]  # work without the lock; what it returns stores the result
 
 
 class ReviewModel:
     """Label, confidence, variance and status of n rows.
 
     Args:
-        project: what ``semigpc label`` wrote.
-        classifier: fitted on the given labels.
+        project: the rows and the given labels.
+        classifier: fitted on the given labels; None where these are of fewer than two classes.
     """
 
-    def __init__(self, project: Project, classifier: SemiGPClassifier) -> None:
+    def __init__(self, project: Project, classifier: SemiGPClassifier | None) -> None:
         self.project = project
-        self.classifier = classifier
+        self.maybe_classifier = classifier
         self.names: list[str] = []  # of classes; only ever extended, so that codes stay valid
         self.codes_by_name: dict[str, int] = {}
         for name in project.classes:
@@ -75,18 +81,36 @@ class ReviewModel:
         self.variance_at = np.zeros(n, np.int64)  # generation
         self.changed_at = np.zeros(n, np.int64)  # clock
         self.reasons: dict[int, Reasons] = {}  # of rows shown
-        keep_initial = classifier.self_training_ or not self.many_labels
-        self._initial_classifier = deepcopy(classifier) if keep_initial else None
+        # The labels that the classifier was fitted on.
+        self.fitted_codes = self.known_codes.copy()
+        if classifier is None:
+            self.fitted_codes[:] = -1
+        self.came_since: list[LeftOutLabels] = []  # labels since then, as predicted before
+        self.promise_at = 0  # generation
+        self._watched: WatchedRows | None = None
         self._embeddings: dict[int, Floats] = {}
+        if not project.settings["fitted"]:
+            self.scored_at[:] = -1  # the table has no guesses
         self._read_ahead: tuple[Rows, Floats] = np.zeros(0, np.int64), np.zeros((0, 0), np.float32)
 
     def __len__(self) -> int:
         return len(self.codes)
 
     @property
+    def classifier(self) -> SemiGPClassifier:
+        """The classifier, where there is one."""
+        assert self.maybe_classifier is not None, "labels of two classes come first"
+        return self.maybe_classifier
+
+    @property
+    def is_cold(self) -> bool:
+        """Whether nothing is predicted yet."""
+        return self.maybe_classifier is None
+
+    @property
     def many_labels(self) -> bool:
         """Whether computing the variance of all rows would take too long."""
-        return len(self.classifier.labeled_rows_) > FEW_LABELS
+        return not self.is_cold and len(self.classifier.labeled_rows_) > FEW_LABELS
 
     def code(self, name: str | None) -> int:
         """Return the number of a class, which may be new; -1 for None."""
@@ -134,6 +158,10 @@ class ReviewModel:
         ]
         if not changed:
             return
+        if self.is_cold:
+            for row in changed:
+                self._set_label(row, self.code(labels[row]))
+            return
         usable = {row: labels[row] for row in changed if self.has_embedding[row]}
         removed = [row for row, label in usable.items() if label is None]
         many_at_once = len(changed) > INCREMENTAL_LABELS
@@ -174,29 +202,10 @@ class ReviewModel:
         self.variance_at[rows] = self.generation
 
     def _learn(self, labels: Mapping[int, str | None]) -> None:
-        """Add labels of rows to the classifier, None to remove one.
-
-        Removing a label does not bring back what self-training had in its place, and the shares of
-        the classes depend on when a new one came. In both cases the classifier starts again as it
-        was before the review, with all labels that hold.
-        """
-        labelled_rows = np.flatnonzero(self.known_codes >= 0).tolist()
-        current = {row: self.names[self.known_codes[row]] for row in labelled_rows} | dict(labels)
-        same_classes = {*current.values(), *self.project.classes, None} == {
-            *self.classifier.classes_.tolist(),
-            None,
-        }
-        restart = None in labels.values() or not same_classes
-        if restart and self._initial_classifier is not None:
-            self.classifier = deepcopy(self._initial_classifier)
-            given = self.project.given
-            labels = {
-                row: label for row, label in current.items() if label not in (None, given.get(row))
-            }
+        """Add labels of rows to the classifier, None to remove one."""
         rows = sorted(row for row in labels if self.has_embedding[row])
-        if rows:
-            targets = np.array([labels[row] for row in rows], object)
-            self.classifier.partial_fit(self.embeddings(rows), targets, rows=np.array(rows))
+        targets = np.array([labels[row] for row in rows], object)
+        self.classifier.partial_fit(self.embeddings(rows), targets, rows=np.array(rows))
 
     def _variance_explained(self, rows: Rows, others: Sequence[int]) -> Floats:
         """Return by how much the variance of ``rows`` falls when ``others`` are labelled, (M,)."""
@@ -223,7 +232,7 @@ class ReviewModel:
             self.second[row] = -1
             self.grade[row] = 0
             self.scored_at[row] = self.generation
-        elif not self.has_embedding[row]:
+        elif self.is_cold or not self.has_embedding[row]:
             self.codes[row] = -1
             self.confidence[row] = 0
             self.grade[row] = 0
@@ -236,6 +245,8 @@ class ReviewModel:
 
         Rows that were scored in this generation cost nothing.
         """
+        if self.is_cold:
+            return
         stale = [
             row
             for row in rows.tolist()
@@ -268,15 +279,54 @@ class ReviewModel:
         self.clock += 1
         self.changed_at[list(rows)] = self.clock
 
-    def catch_up(self) -> bool:
-        """Bring some rows that are not on the screen up to date; return whether more are left.
+    @property
+    def stale(self) -> Mask:
+        """(n,) rows that are out of date."""
+        if self.is_cold:
+            return np.zeros(len(self), dtype=bool)
+        return np.asarray((self.scored_at < self.generation) & self.has_embedding)
+
+    def catch_up(self) -> Job | None:
+        """Return the work that brings rows which are not on the screen up to date, if there is any.
+
+        The work itself needs no lock; it returns what stores the result, which does. Where kernel
+        values cannot be kept, a block of rows is computed with the lock instead.
+        """
+        if not self.stale.any():
+            return None
+        if not WatchedRows.suits(len(self), self.classifier):
+            return lambda: self._score_block
+        now = WatchedRows.snapshot(self.classifier)
+        generation = self.generation
+        if self._watched is None:
+            self._watched = WatchedRows(self.project.embeddings(np.arange(len(self))))
+        watched = self._watched
+
+        def work() -> Callable[[], None]:
+            answers = watched.answers(now)
+            return lambda: self._store_all(answers, generation)
+
+        return work
+
+    def _store_all(self, answers: Answers, generation: int) -> None:
+        """Store answers for all rows, unless the classifier has changed meanwhile."""
+        if generation != self.generation:
+            return
+        rows = np.flatnonzero(self.has_embedding)
+        if answers.variance is not None:
+            self.variance[rows] = answers.variance[rows]
+            self.variance_at[rows] = generation
+        columns: Any = (None if column is None else column[rows] for column in answers)
+        self._store(rows, Answers(*columns), np.zeros(len(rows), dtype=bool))
+
+    def _score_block(self) -> None:
+        """Bring some rows up to date.
 
         With many labels only the variance of outliers is computed, which may not be outliers any
         more. That of other rows stays as it was until they are shown: more labels can only have
         lowered it.
         """
-        stale = (self.scored_at < self.generation) & self.has_embedding
-        left = int(stale.sum())
+        stale = self.stale
         variance = True
         if self.many_labels:
             outlying = stale & (self.status == Status.OUTLIER)
@@ -294,7 +344,6 @@ class ReviewModel:
             self._store_scores(rows, features, top=1)
             for row in rows.tolist():
                 self.reasons.pop(row, None)
-        return len(rows) < left
 
     def _read_in_advance(self, rows: Rows, waiting: Rows) -> Floats:
         """Return embeddings of ``rows``, the first of those ``waiting``, of which many are read."""
@@ -308,6 +357,19 @@ class ReviewModel:
     def _store_scores(self, rows: Rows, features: Floats, *, top: int) -> None:
         """Predict rows and store the result, with reasons if ``top`` is more than 1."""
         answers = self.classifier.answer(features, variance=False, top=top)
+        differs = np.zeros(len(rows), dtype=bool)
+        if top > 1:
+            for i, row in enumerate(rows.tolist()):
+                pairs = zip(answers.rows[i].tolist(), answers.weights[i].tolist(), strict=True)
+                others = [
+                    (other, round(weight, 2)) for other, weight in pairs if other not in (-1, row)
+                ]
+                differs[i] = others[:REASONS_SHOWN] != self.reasons.get(row)
+                self.reasons[row] = others[:REASONS_SHOWN]
+        self._store(rows, answers, differs)
+
+    def _store(self, rows: Rows, answers: Answers, differs: Mask) -> None:
+        """Store answers for rows (M,); those that ``differ`` (M,) anyway count as changed."""
         class_codes = self.class_codes()
         known = self.known_codes[rows]
         free = known < 0
@@ -318,19 +380,12 @@ class ReviewModel:
         status = np.where(free, status, Status.LABELLED)
         grade = np.where(free & ~outlying, answers.grade, np.float32(0))
         differs = (
-            (codes != self.codes[rows])
+            differs
+            | (codes != self.codes[rows])
             | (status != self.status[rows])
             | (grade != self.grade[rows])
             | (np.rint(100 * confidence) != np.rint(100 * self.confidence[rows]))  # as shown
         )
-        if top > 1:
-            for i, row in enumerate(rows.tolist()):
-                pairs = zip(answers.rows[i].tolist(), answers.weights[i].tolist(), strict=True)
-                others = [
-                    (other, round(weight, 2)) for other, weight in pairs if other not in (-1, row)
-                ]
-                differs[i] |= others[:REASONS_SHOWN] != self.reasons.get(row)
-                self.reasons[row] = others[:REASONS_SHOWN]
         self.codes[rows] = codes
         self.confidence[rows] = confidence
         self.status[rows] = status
@@ -339,6 +394,129 @@ class ReviewModel:
         self.scored_at[rows] = self.generation
         if differs.any():
             self.mark_changed(rows[differs])
+
+    # The guarantee, and a new classifier ----------------------------------------------------------
+
+    def note_prediction(self, row: int, label: str, *, drawn: bool) -> None:
+        """Remember what is predicted for a row that is about to be labelled: a left-out label.
+
+        Args:
+            drawn: whether the row is one of a random sample; others do not count.
+        """
+        if self.is_cold or not drawn or not self.has_embedding[row]:
+            return
+        names = [str(name) for name in self.classifier.classes_]
+        if label not in names or self.known_codes[row] >= 0:
+            return
+        probs = self.classifier.predict_proba(self.embeddings([row]))
+        decided = self.classifier.probabilities().decide(torch.from_numpy(probs)).classes
+        found = LeftOutLabels(
+            rows=np.array([row]),
+            codes=np.array([names.index(label)]),
+            groups=np.array([-1 - row]),  # a group of its own
+            proba=probs,
+            decided=decided.numpy(),
+            variance=self.variance[[row]],
+        )
+        self.came_since.append(found)
+
+    def renew_promise(self) -> Job | None:
+        """Return the work that makes the promise again after new labels, if it is due."""
+        if self.is_cold or self.promise_at == self.generation or self.stale.any():
+            return None
+        held_out = self._held_out()
+        if held_out is None or self.classifier.promise_.target is None:
+            self.promise_at = self.generation
+            return None
+        generation = self.generation
+        snapshot = WatchedRows.snapshot(self.classifier).model
+        class_codes = self.class_codes()
+        place = np.full(len(self.names), -1, np.int64)
+        place[class_codes] = np.arange(len(class_codes))
+        free = (self.known_codes < 0) & self.has_embedding
+        codes = torch.from_numpy(place[self.codes[free]])
+        probs = torch.zeros(len(codes), len(class_codes))
+        confidence = torch.from_numpy(self.confidence[free])
+        pool = Decisions(probs.scatter_(1, codes.unsqueeze(1), confidence.unsqueeze(1)), codes)
+
+        def work() -> Callable[[], None]:
+            snapshot.renew_promise(held_out, pool)
+            return lambda: self._store_promise(snapshot.promise_, generation)
+
+        return work
+
+    def _held_out(self) -> LeftOutLabels | None:
+        """Return the left-out labels of the last fit, and those that came since."""
+        first = self.classifier.held_out_
+        if first is None or first.proba.shape[1] != len(self.classifier.classes_):
+            return None  # a class is new: its labels count after the next fit
+        parts = [first, *(each for each in self.came_since if self._still_holds(each))]
+        return LeftOutLabels(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+
+    def _still_holds(self, label: LeftOutLabels) -> bool:
+        code = self.known_codes[label.rows[0]]
+        same_classes = label.proba.shape[1] == len(self.classifier.classes_)
+        return bool(same_classes and code == self.class_codes()[label.codes[0]])
+
+    def _store_promise(self, promise: Promise, generation: int) -> None:
+        if generation != self.generation:
+            return
+        self.promise_at = generation
+        self.classifier.promise_ = promise
+        self.classifier.threshold_ = promise.thresholds
+        place = np.full(len(self.names) + 1, 0, np.int64)
+        place[self.class_codes()] = np.arange(len(self.classifier.classes_))
+        codes = place[self.codes]
+        free = (self.known_codes < 0) & self.has_embedding & (self.status != Status.OUTLIER)
+        confidence = self.confidence
+        grade = highest_grade(promise.grades, codes, confidence).astype(np.float32)
+        grade = np.where(free, grade, np.float32(0))
+        given_out = confidence >= promise.thresholds[codes]
+        status = np.where(given_out, Status.PSEUDO, Status.ABSTAINED).astype(np.uint8)
+        status = np.where(free, status, self.status)
+        differs = (grade != self.grade) | (status != self.status)
+        self.grade = grade
+        self.status = status
+        if differs.any():
+            self.mark_changed(np.flatnonzero(differs))
+
+    def forget(self) -> None:
+        """Predict nothing any more: labels of two classes are gone."""
+        self.maybe_classifier = None
+        self.fitted_codes = np.full(len(self), -1, np.int32)
+        self.came_since = []
+        self.reasons.clear()
+        free = self.known_codes < 0
+        self.codes[free] = -1
+        self.second[free] = -1
+        self.confidence[free] = 0
+        self.grade[free] = 0
+        self.variance[free] = 1
+        self.status[free] = Status.ABSTAINED
+        self.mark_changed(np.arange(len(self)))
+
+    @property
+    def labels_since_fit(self) -> int:
+        """How many rows have another label than the classifier was fitted on."""
+        return int((self.known_codes != self.fitted_codes).sum())
+
+    def replace(self, classifier: SemiGPClassifier, fitted_codes: NDArray[np.int32]) -> None:
+        """Take a classifier that was fitted to the labels ``fitted_codes`` (n,), and teach it those
+        that have changed since.
+        """
+        self.maybe_classifier = classifier
+        self.fitted_codes = fitted_codes
+        self.generation += 1
+        self.promise_at = self.generation
+        self.came_since = []
+        self.scored_at[self.known_codes < 0] = -1
+        self.reasons.clear()
+        changed = np.flatnonzero((self.known_codes != fitted_codes) & self.has_embedding)
+        if len(changed):
+            names = [*self.names, None]
+            self._learn({int(row): names[self.known_codes[row]] for row in changed})
+            self.generation += 1
+        self.mark_changed(np.arange(len(self)))
 
 
 def encoded(column: Any, code: Callable[[str], int]) -> NDArray[np.int32]:

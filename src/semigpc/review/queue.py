@@ -1,19 +1,17 @@
-"""Which rows should be reviewed, in what order, and how far the review is."""
+"""Which rows should be reviewed, and in what order."""
 
-from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Annotated, Literal, NamedTuple, Self, TypedDict, get_args
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Annotated, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from semigpc.estimator import STATUSES, Status
-from semigpc.estimator.answers import wilson
+from semigpc.labeling.choose import codes_in_need
 from semigpc.labeling.evidence import SUSPICION, left_out_probs, suspicion
-from semigpc.labeling.journal import Answer, random_order
-from semigpc.labeling.suggest import codes_in_need
-from semigpc.report.wording import no_new_labels
+from semigpc.labeling.journal import random_order
 from semigpc.review.model import REASONS_SHOWN, Reasons, ReviewModel
 
 StatusFilter = Literal[
@@ -35,9 +33,8 @@ Integers = NDArray[np.int64]
 Floats = NDArray[np.float32]
 LARGEST_RARITY = 3.0  # bounds of the weight of a class
 SMALLEST_RARITY = 0.5
-UNANSWERED, ACCEPTED, CORRECTED, SKIPPED = range(4)  # the answer to a row
-KINDS = (None, "accepted", "corrected", "skipped")
-HISTOGRAM_BINS = 20  # of confidences
+UNANSWERED, ACCEPTED, CORRECTED, SKIPPED, FOREIGN = range(5)  # the answer to a row
+KINDS = (None, "accepted", "corrected", "skipped", "none")
 ALTERNATING_ROWS = 240  # at the front of the queue, where every second row is for a class in need
 NO_CLASS = -2  # a code that no row has
 
@@ -79,46 +76,6 @@ class Side(NamedTuple):
     reasons: Reasons
 
 
-class ClassProgress(TypedDict):
-    """What the page shows of a class.
-
-    ``believed`` rows are predicted to be of it. Of its pseudo-labels, ``checked`` were reviewed and
-    ``right`` of these accepted, with the interval from ``low`` to ``high``; ``confidence`` is the
-    mean confidence of the model in them, None if there are none.
-    """
-
-    name: str
-    code: int
-    labels: int
-    believed: int
-    checked: int
-    right: int
-    low: float
-    high: float
-    confidence: float | None
-
-
-class GradeProgress(TypedDict):
-    """Labels guaranteed at a precision or a higher one, and rows below that are no outliers."""
-
-    precision: float
-    labels: int
-    open: int
-
-
-class Progress(TypedDict):
-    """What the page shows about the review as a whole; ``nothing`` is a sentence or empty."""
-
-    reviewed: int
-    total: int
-    stale: int
-    counts: dict[str, int]
-    histogram: list[int]
-    grades: list[GradeProgress]
-    classes: list[ClassProgress]
-    nothing: str
-
-
 class ReviewQueue:
     """The order in which n rows need review, and rows for which two classes compete.
 
@@ -151,6 +108,8 @@ class ReviewQueue:
 
     def judge_given(self) -> None:
         """Compare each given label with what the others predict for its row."""
+        if self.model.is_cold:
+            return
         left_out = self.model.classifier.leave_one_out()
         before = self._suspicions()
         rows = left_out.rows
@@ -280,7 +239,7 @@ class ReviewQueue:
         if status == "reviewed":
             return np.isin(self.kinds, (ACCEPTED, CORRECTED))
         if status == "skipped":
-            return np.asarray(self.kinds == SKIPPED)
+            return np.isin(self.kinds, (SKIPPED, FOREIGN))
         return np.asarray(self.model.status == STATUSES.index(status))
 
     def rows(self, filters: Filters, matching: Mask | None) -> Integers:
@@ -362,103 +321,3 @@ def _reasons_by_row(rows: Integers, weights: Floats) -> list[Reasons]:
         [(row, round(weight, 2)) for row, weight in zip(numbers, values, strict=True) if row >= 0]
         for numbers, values in zip(rows.tolist(), weights.tolist(), strict=True)
     ]
-
-
-# Progress -----------------------------------------------------------------------------------------
-
-
-def progress(queue: ReviewQueue, answers: Mapping[int, Answer]) -> Progress:
-    """Return everything that the page shows about the review as a whole."""
-    model = queue.model
-    unlabelled = (model.status != Status.LABELLED) & (queue.kinds == UNANSWERED)
-    bins = (model.confidence[unlabelled] * HISTOGRAM_BINS).astype(int)
-    bins = np.minimum(bins, HISTOGRAM_BINS - 1)
-    return {
-        "reviewed": len(answers),
-        "total": int(queue.asked.sum()),
-        "stale": int((model.scored_at < model.generation).sum()),
-        "counts": {status: int(queue.mask(status).sum()) for status in get_args(StatusFilter)},
-        "histogram": np.bincount(bins, minlength=HISTOGRAM_BINS).tolist(),
-        "grades": _grade_progress(queue, unlabelled),
-        "classes": _class_progress(queue, answers),
-        "nothing": _without_pseudo_labels(queue),
-    }
-
-
-def _grade_progress(queue: ReviewQueue, unlabelled: Mask) -> list[GradeProgress]:
-    """Return how many of the rows that are not labelled (n,) have each grade that one of them has.
-
-    The highest precision comes first.
-    """
-    model = queue.model
-    grades = model.grade[unlabelled]
-    plain = int((model.status[unlabelled] != Status.OUTLIER).sum())
-    found: list[GradeProgress] = []
-    for precision in sorted(model.classifier.promise_.grades, reverse=True):
-        labels = int((grades >= np.float32(precision)).sum())
-        if labels:
-            found.append({"precision": precision, "labels": labels, "open": plain - labels})
-    return found
-
-
-def _without_pseudo_labels(queue: ReviewQueue) -> str:
-    """Return the sentence on classes that are nobody's pseudo-label, with the labels they need."""
-    model = queue.model
-    if not (model.has_embedding & (model.status != Status.LABELLED)).any():
-        return ""
-    pseudo = queue.pseudo_counts()
-    labels = model.label_counts()
-    given = Counter(model.project.given.values())
-    needed: dict[str, int | None] = {}
-    for code, name in enumerate(model.names):
-        if labels[code] and not pseudo[code]:
-            added = int(labels[code]) - given[name]
-            first_needed = model.project.needed.get(name)
-            needed[name] = None if first_needed is None else max(1, first_needed - added)
-    return no_new_labels(needed)
-
-
-def _class_progress(queue: ReviewQueue, answers: Mapping[int, Answer]) -> list[ClassProgress]:
-    """Return for each class its labels, the rows predicted to be of it, and its precision.
-
-    Where pseudo-labels were reviewed, precision is the share of them that was accepted, with an
-    interval. It is biased low, since the cards that most need review come first. Elsewhere it is
-    the mean confidence of the model.
-    """
-    model = queue.model
-    n_classes = len(model.names)
-    checked = np.zeros(n_classes, int)
-    right = np.zeros(n_classes, int)
-    for answer in answers.values():
-        if answer.status == "pseudo" and answer.believed is not None and answer.label is not None:
-            code = model.code(answer.believed)
-            checked[code] += 1
-            right[code] += answer.label == answer.believed
-    labels = model.label_counts()
-    has_class = model.codes >= 0
-    unlabelled = model.codes[(model.status != Status.LABELLED) & has_class]
-    believed = np.bincount(unlabelled, minlength=n_classes)
-    pseudo = queue.mask("pseudo") & has_class
-    pseudo_codes = model.codes[pseudo]
-    n_pseudo = np.bincount(pseudo_codes, minlength=n_classes)
-    confidence = np.bincount(pseudo_codes, model.confidence[pseudo], minlength=n_classes)
-    classes: list[ClassProgress] = []
-    for code, name in enumerate(model.names):
-        if not (labels[code] or believed[code] or name in model.project.classes):
-            continue  # a new class that was undone
-        _, low, high = wilson(int(right[code]), int(checked[code]))
-        mean = float(confidence[code] / n_pseudo[code]) if n_pseudo[code] else None
-        classes.append(
-            {
-                "name": name,
-                "code": code,
-                "labels": int(labels[code]),
-                "believed": int(believed[code]),
-                "checked": int(checked[code]),
-                "right": int(right[code]),
-                "low": round(low or 0.0, 3),
-                "high": 1.0 if high is None else round(high, 3),
-                "confidence": None if mean is None else round(mean, 3),
-            }
-        )
-    return classes

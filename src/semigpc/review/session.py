@@ -1,54 +1,61 @@
 """A review: rows, what the model predicts for them, and the reviewer's answers.
 
 It does not depend on the web page. Every answer is appended to ``reviews.jsonl`` first and then
-added to the model; opening the same folder again replays the file.
+added to the model; opening the same folder again replays the file. What takes longer than an answer
+may, :meth:`Session.catch_up` does piece by piece in the background: all rows are scored again, the
+guarantee is made again, the rows to ask next are chosen, and a new model is fitted.
 """
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from copy import deepcopy
 from pathlib import Path
-from typing import Annotated, NotRequired, TypedDict
+from typing import Annotated, Literal, NotRequired, TypedDict
 
 import numpy as np
-import pyarrow
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from pyarrow import csv, parquet
 from pydantic import BaseModel, ConfigDict, FailFast, Field
 
-from semigpc.estimator import STATUSES
-from semigpc.io.atomic import locked, replacing
+from semigpc.estimator import STATUSES, SemiGPClassifier
+from semigpc.io.atomic import locked
 from semigpc.io.errors import DataError
-from semigpc.io.tables import CHOSEN, YES
-from semigpc.io.text import spreadsheet_cell
+from semigpc.io.text import ordered
+from semigpc.labeling.choose import Choice, Pool, Predictions, choose
+from semigpc.labeling.formats import Exported, Labels, export_labels
 from semigpc.labeling.journal import (
     NAME,
     Action,
-    Answer,
     Change,
     Entry,
     History,
     Kind,
     ReviewJournal,
     now,
+    random_order,
 )
 from semigpc.labeling.outputs import GIVEN_OUT
-from semigpc.labeling.project import Project
-from semigpc.review.model import Reasons, ReviewModel, checked_name
-from semigpc.review.queue import KINDS, UNANSWERED, Filters, Progress, ReviewQueue, progress
+from semigpc.labeling.project import Project, first_open
+from semigpc.review.model import Job, Reasons, ReviewModel, checked_name
+from semigpc.review.queue import KINDS, UNANSWERED, Filters, ReviewQueue
+from semigpc.review.reward import Progress, Reward, progress
 
 MOST_VISIBLE = 1000  # rows on a page
 MOST_RANKED = 32  # rows whose classes are ranked in one request
 RANKED_CLASSES = 9  # per row, one for each digit key
-CATCH_UPS_ON_OPENING = 100  # of a tenth of a second each, before a review is shown again
 VALUES_SHOWN = 32  # of an embedding, for a row without an image
 SMALLEST_SUM = 1e-12  # of probabilities that are divided by
+UPCOMING = 24  # rows that are chosen ahead
+# Labels that have changed before a new model is fitted, while answers come: at least so many, and
+# this share of all. Where no answer comes, one is enough.
+LEAST_BEFORE_FIT = 5
+SHARE_BEFORE_FIT = 0.1
 Number = Annotated[int, Field(ge=0, lt=2**63)]  # what a column of whole numbers can hold
 Numbers = Annotated[list[Number], Field(max_length=MOST_VISIBLE), FailFast()]
-TABLE = "reviewed.parquet"
-CSV_TABLE = "reviewed.csv"
-LABELS = "reviewed_labels.csv"
+DRAWN = "drawn at random"
+EXPORTS = "exports"  # the folder, beside reviews.jsonl
+Mode = Literal["work", "audit"]
 
 
 class StaleError(Exception):
@@ -80,7 +87,8 @@ class View(BaseModel):
 
 
 NOTHING_SHOWN = View()
-RankedClasses = list[tuple[str, float]]  # names and probabilities
+# Names and probabilities; these are None before there is a model.
+RankedClasses = list[tuple[str, float | None]]
 
 
 class ReasonRecord(TypedDict):
@@ -104,7 +112,8 @@ class Card(TypedDict):
     """Everything that is shown of a row.
 
     ``grade`` is the precision that is guaranteed for its label, 0 if none is; ``first`` is the
-    label that ``semigpc label`` wrote.
+    label that it had before the first answer. ``kind`` and ``why`` say what the row was chosen for,
+    and are empty if it was not.
     """
 
     row: int
@@ -121,6 +130,8 @@ class Card(TypedDict):
     reasons: list[ReasonRecord]
     sides: list[SideRecord] | None
     values: NotRequired[list[float]]
+    kind: str
+    why: str
 
 
 class UndoRecord(TypedDict):
@@ -148,15 +159,6 @@ class Reply(TypedDict):
     left: NotRequired[int]
 
 
-class Exported(TypedDict):
-    """The files of an export, and the number of rows, of labels by people, and of reviewed rows."""
-
-    files: list[str]
-    rows: int
-    labels: int
-    reviewed: int
-
-
 class Session:
     """One review of one labelled folder, safe to call from several threads.
 
@@ -175,20 +177,24 @@ class Session:
         with ExitStack() as closing:
             if not read_only:
                 closing.enter_context(locked(project.folder))
-            project.claim(NAME, TABLE, CSV_TABLE, LABELS)
+            project.claim(NAME, EXPORTS)
             self.journal = ReviewJournal(project.folder / NAME, read_only=read_only)
             closing.callback(self.journal.close)
             self.history = History({name: row for row, name in enumerate(project.ids)})
             for entry in self.journal.entries:
                 self.history.apply(entry)
-            self.model = ReviewModel(project, project.model())
+            known = project.known({})
+            has_model = len(set(known.labels.tolist())) > 1
+            self.model = ReviewModel(project, project.model() if has_model else None)
             self.kinds = np.full(len(self.model), UNANSWERED, np.uint8)
             self.queue = ReviewQueue(self.model, self.kinds)
+            self.reward = Reward()
+            self.order = random_order(len(project.ids))
             self._judged = self.model.generation
-            self._update(list(self.history.answers), NOTHING_SHOWN)
-            for _ in range(CATCH_UPS_ON_OPENING):
-                if not self.catch_up():
-                    break
+            self._chosen: dict[int, Choice] = {}  # rows to ask next, in this order
+            self._chosen_at = -1  # the clock of the model
+            self._recent: dict[str, None] = {}  # classes, the last used one last
+            self._set_labels(list(self.history.answers))
             self._closing = closing.pop_all()
         self.replayed = len(self.journal.entries)
 
@@ -226,11 +232,60 @@ class Session:
             self._check([row], None if version is None else [version])
             return self._answer("correct", {row: self._checked_label(label)}, view)
 
+    def assign(
+        self,
+        rows: Sequence[int],
+        label: str,
+        *,
+        versions: Sequence[int] | None = None,
+        view: View = NOTHING_SHOWN,
+    ) -> Reply:
+        """Give many rows one label, which may be a new class."""
+        with self._lock:
+            self._check(rows, versions)
+            name = self._checked_label(label)
+            return self._answer("correct", dict.fromkeys(rows, name), view)
+
     def skip(self, row: int, *, version: int | None = None, view: View = NOTHING_SHOWN) -> Reply:
         """Answer "cannot tell": the row is not queued again, and the model learns nothing."""
         with self._lock:
             self._check([row], None if version is None else [version])
             return self._answer("skip", {row: None}, view)
+
+    def reject(self, row: int, *, version: int | None = None, view: View = NOTHING_SHOWN) -> Reply:
+        """Answer "none of these classes": the row gets no label, and the model learns nothing."""
+        with self._lock:
+            self._check([row], None if version is None else [version])
+            return self._answer("none", {row: None}, view)
+
+    def rename(
+        self, name: str, to: str, *, merge: bool = False, view: View = NOTHING_SHOWN
+    ) -> Reply:
+        """Give all labels by people of a class another name, which is one step.
+
+        Args:
+            name: of the class. to: its new name.
+            merge: whether ``to`` may be a class that has labels already.
+
+        Raises:
+            DataError: no row is labelled ``name``, or ``to`` exists and ``merge`` is not set.
+        """
+        with self._lock:
+            code = self.model.codes_by_name.get(name, -1)
+            rows = np.flatnonzero(self.model.known_codes == code).tolist() if code >= 0 else []
+            if not rows:
+                raise DataError(f"No row is labelled {name!r}, so it cannot be renamed.")
+            others = [each for each in self.model.names if each != name]
+            target = checked_name(to, others)
+            if target == name:
+                return self.refresh(view)
+            if not merge and self.model.label_counts()[self.model.code(target)]:
+                raise DataError(
+                    f"{target!r} has labels already. Choose another name, or merge the two with "
+                    "merge=true."
+                )
+            changes = [self._change(row, target) for row in rows]
+            return self._record("rename", changes, view)
 
     def undo(self, step: int | None = None, *, view: View = NOTHING_SHOWN) -> Reply:
         """Undo the last step; ``step`` is the last one that the page knows."""
@@ -287,7 +342,7 @@ class Session:
         changes = [
             self._change(row, label)
             for row, label in labels.items()
-            if row not in answers or answers[row].label != label
+            if row not in answers or answers[row].label != label or label is None
         ]
         return self._record(action, changes, view) if changes else self.refresh(view)
 
@@ -296,11 +351,24 @@ class Session:
     ) -> Reply:
         entry = Entry(self.history.steps + 1, now(), action, tuple(changes), undoes)
         self.journal.append(entry)
+        self._note_prediction(entry)
         rows = self.history.apply(entry)
-        self._update(rows, view)
+        self._set_labels(rows, view)
+        for row in rows:
+            self._chosen.pop(row, None)
         return self.refresh(view.model_copy(update={"visible": [*rows, *view.visible]}))
 
-    def _update(self, rows: Sequence[int], view: View) -> None:
+    def _note_prediction(self, entry: Entry) -> None:
+        """Remember what was predicted for the next row of the random order before its label."""
+        if entry.action not in ("accept", "correct") or len(entry.changes) > 1:
+            return
+        change = entry.changes[0]
+        row = self.history.row(change.id)
+        drawn = int(self.order[row]) <= first_open(self.project, self.history.answers)
+        if change.after is not None:
+            self.model.note_prediction(row, change.after, drawn=drawn)
+
+    def _set_labels(self, rows: Sequence[int], view: View = NOTHING_SHOWN) -> None:
         """Pass the current answers of rows on to the model."""
         labels: dict[int, str | None] = {}
         for row in rows:
@@ -308,10 +376,88 @@ class Session:
             self.kinds[row] = UNANSWERED if answer is None else KINDS.index(answer.kind)
             given = self.project.given.get(row)
             labels[row] = given if answer is None or answer.label is None else answer.label
+            if labels[row] is not None:
+                self._recent.pop(str(labels[row]), None)
+                self._recent[str(labels[row])] = None
         self.model.update_labels(labels, self._existing(view.visible)[:MOST_VISIBLE])
         self.model.mark_changed(rows)
+        if not self.model.is_cold and self._known_classes() < 2:
+            self.model.forget()
+
+    def _known_classes(self) -> int:
+        usable = (self.model.known_codes >= 0) & self.model.has_embedding
+        return len(np.unique(self.model.known_codes[usable]))
 
     # What the page shows ------------------------------------------------------------------------
+
+    def next(self, mode: Mode = "work", *, seen: Sequence[int] = (), count: int = 8) -> Reply:
+        """Return the cards to ask next, without rows already ``seen``.
+
+        Args:
+            mode: "work" takes the rows that :func:`semigpc.labeling.choose.choose` chose ahead, and
+                then those of the random order; "audit" takes only these.
+        """
+        with self._lock:
+            is_open = self._is_open()
+            is_open[self._existing(seen)] = False
+            rows: list[int] = []
+            if mode == "work":
+                if not self._chosen:
+                    self._choose_now()
+                rows = [row for row in self._chosen if self._may_ask(row, seen)][:count]
+            drawn = np.flatnonzero(is_open)
+            drawn = drawn[np.argsort(self.order[drawn], kind="stable")]
+            rows += drawn[~np.isin(drawn, rows)][: count - len(rows)].tolist()
+            self.model.score(np.array(rows, np.int64))
+            self.queue.weigh(rows)
+            reply = self._reply(rows)
+            if mode == "audit":
+                for card in reply["cards"]:
+                    card["kind"] = "random"
+                    card["why"] = DRAWN
+            reply["found"] = int(self._is_open().sum())
+            reply["left"] = max(0, int(is_open.sum()) - len(rows))
+            return reply
+
+    def _is_open(self) -> NDArray[np.bool_]:
+        """Return (n,) the rows that may be asked: no label, no answer, and an embedding."""
+        model = self.model
+        return np.asarray(
+            (model.known_codes < 0) & (self.kinds == UNANSWERED) & model.has_embedding
+        )
+
+    def _may_ask(self, row: int, seen: Sequence[int]) -> bool:
+        return row not in seen and self.kinds[row] == UNANSWERED
+
+    def _pool(self) -> Pool:
+        """Return what the choice of the next rows depends on."""
+        model = self.model
+        unchecked = (model.known_codes >= 0) & (self.kinds == UNANSWERED)
+        predictions = Predictions(
+            codes=model.codes.astype(np.int64),
+            second=model.second.astype(np.int64),
+            confidence=model.confidence.copy(),
+            variance=model.variance.copy(),
+            status=model.status.copy(),
+        )
+        return Pool(
+            rows=self.project.embeddings,
+            known=model.known_codes.astype(np.int64),
+            is_open=self._is_open(),
+            order=self.order,
+            names=list(model.names),
+            model=None if model.is_cold else deepcopy(model.classifier),
+            answers=None if model.is_cold or model.stale.any() else predictions,
+            suspected=self.queue.suspected & unchecked,
+            unchecked=unchecked,
+        )
+
+    def _choose_now(self) -> None:
+        self._store_choices(choose(self._pool(), UPCOMING), self.model.clock)
+
+    def _store_choices(self, choices: Sequence[Choice], clock: int) -> None:
+        self._chosen_at = clock
+        self._chosen = {each.row: each for each in choices if self.kinds[each.row] == UNANSWERED}
 
     def page(self, filters: Filters, *, seen: Sequence[int] = (), count: int = 60) -> Reply:
         """Return the next ``count`` cards that the filters show, without rows already ``seen``."""
@@ -352,6 +498,9 @@ class Session:
             rows = self._existing(rows)[:MOST_RANKED]
             if not rows:
                 return {}
+            if self.model.is_cold:
+                recent: RankedClasses = [(name, None) for name in reversed(self._recent)]
+                return dict.fromkeys(rows, recent[:RANKED_CLASSES])
             self.queue.weigh(rows)
             classifier = self.model.classifier
             probs = classifier.predict_proba(self.model.embeddings(rows)).astype(np.float64)
@@ -371,13 +520,13 @@ class Session:
         # The others share what the leading classes leave, so that all add up to 1.
         left = max(0.0, 1 - sum(share for _, share in leading))
         scale = left / max(SMALLEST_SUM, sum(share for _, share in others))
-        scaled = [(name, round(share * scale, 4)) for name, share in others]
+        scaled: RankedClasses = [(name, round(share * scale, 4)) for name, share in others]
         return [*leading, *scaled][:RANKED_CLASSES]
 
     def _existing(self, rows: Sequence[int]) -> list[int]:
         return [row for row in rows if 0 <= row < len(self)]
 
-    def _leading_classes(self, row: int) -> RankedClasses:
+    def _leading_classes(self, row: int) -> list[tuple[str, float]]:
         """Return the two classes that compete for a row, or its label, or nothing."""
         sides = self.queue.sides(row)
         if sides is not None:
@@ -407,7 +556,13 @@ class Session:
             "suspected": bool(self.queue.suspected[row]) and answer is None,
             "reasons": self._reasons(model.reasons.get(row, [])),
             "sides": None,
+            "kind": "",
+            "why": "",
         }
+        choice = self._chosen.get(row)
+        if choice is not None:
+            card["kind"] = choice.kind
+            card["why"] = choice.why
         if sides is not None:
             card["sides"] = [
                 {"label": side.label, "share": side.share, "reasons": self._reasons(side.reasons)}
@@ -440,28 +595,125 @@ class Session:
             "clock": self.model.clock,
             "steps": self.history.steps,
             "undo": undo,
-            "progress": progress(self.queue, self.history.answers),
+            "progress": progress(self.queue, self.history, self.reward, self.project, self.order),
             "cards": [self.card(int(row)) for row in rows],
         }
 
+    # Work in the background ---------------------------------------------------------------------
+
+    def catch_up(self, *, idle: bool = True) -> bool:
+        """Do some work in the background; return whether there was any.
+
+        The lock is held only while work is prepared and stored, so that answers need not wait.
+
+        Args:
+            idle: whether no answer comes at present, so that a new model may be fitted for few new
+                labels.
+        """
+        with self._lock:
+            job = self._next_job(idle)
+        if job is None:
+            return False
+        store = job()
+        with self._lock:
+            store()
+        return True
+
+    def _next_job(self, idle: bool) -> Job | None:
+        model = self.model
+        job = model.catch_up() or model.renew_promise()
+        if job is not None:
+            return job
+        if not model.is_cold and not model.many_labels and self._judged != model.generation:
+            return lambda: self._judge
+        self.reward.record(self.queue, len(self.history.answers))
+        if self._fit_is_due(idle):
+            return self._fit()
+        if self._chosen_at != model.clock:
+            return self._choose()
+        return None
+
+    def _judge(self) -> None:
+        self.queue.judge_given()
+        self._judged = self.model.generation
+
+    def _fit_is_due(self, idle: bool) -> bool:
+        """Return whether labels have changed so much that a new model is worth its time.
+
+        With many labels there is no self-training, and the model has learned all that a new fit
+        would, but for its hyper-parameters.
+        """
+        model = self.model
+        changed = model.labels_since_fit
+        if self._known_classes() < 2 or model.many_labels or not changed:
+            return False
+        known = int((model.known_codes >= 0).sum())
+        return model.is_cold or idle or changed >= max(LEAST_BEFORE_FIT, SHARE_BEFORE_FIT * known)
+
+    def _fit(self) -> Job:
+        known = self.project.known(self.history.answers)
+        codes = self.model.known_codes.copy()
+
+        def work() -> Callable[[], None]:
+            classifier = self.project.fit(known)
+            return lambda: self._store_fit(classifier, codes)
+
+        return work
+
+    def _store_fit(self, classifier: SemiGPClassifier, codes: NDArray[np.int32]) -> None:
+        if self._known_classes() > 1:
+            self.model.replace(classifier, codes)
+
+    def _choose(self) -> Job:
+        pool = self._pool()
+        clock = self.model.clock
+
+        def work() -> Callable[[], None]:
+            choices = choose(pool, UPCOMING)
+            return lambda: self._store_choices(choices, clock)
+
+        return work
+
     # The rest -----------------------------------------------------------------------------------
 
-    def catch_up(self) -> bool:
-        """Do some work in the background; return whether there is more."""
-        with self._lock:
-            more = self.model.catch_up()
-            judged = self._judged == self.model.generation
-            if not more and not judged and not self.model.many_labels:
-                self.queue.judge_given()
-                self._judged = self.model.generation
-            return more
-
-    def export(self) -> Exported:
-        """Write the current state beside ``reviews.jsonl``, after scoring all rows."""
+    def labels(self) -> Labels:
+        """Return all labels as they stand, after all work in the background is done."""
         while self.catch_up():
             pass
         with self._lock:
-            return write_reviewed(self.project, self.model, self.history.answers)
+            model = self.model
+            names = [*model.names, None]
+            given_out = np.isin(model.status, GIVEN_OUT)
+            guess = [names[code] for code in model.codes]
+            answers: list[str | None] = [None] * len(model)
+            for row, answer in self.history.answers.items():
+                answers[row] = answer.kind
+                if answer.foreign:
+                    given_out[row] = False
+            known = self.project.known(self.history.answers)
+            chosen = np.zeros(len(model), dtype=bool)
+            chosen[known.rows[~known.drawn]] = True
+            return Labels(
+                id_name=self.project.id_name,
+                ids=self.project.ids,
+                classes=ordered({name for name in guess if name is not None}),
+                label=[name if out else None for name, out in zip(guess, given_out, strict=True)],
+                guess=guess,
+                confidence=model.confidence.copy(),
+                grade=model.grade.copy(),
+                variance=model.variance.copy(),
+                status=[STATUSES[code] for code in model.status],
+                answer=answers,
+                chosen=chosen,
+                images=self.project.images,
+            )
+
+    def export(self, name: str = "csv") -> Exported:
+        """Write the labels in a format of :data:`semigpc.labeling.formats.FORMATS`.
+
+        They are written to ``exports``, beside ``reviews.jsonl``, and replace earlier ones there.
+        """
+        return export_labels(self.labels(), name, self.project.folder / EXPORTS, overwrite=True)
 
     def summary(self) -> str:
         """Return one line about the review so far."""
@@ -474,66 +726,3 @@ class Session:
 def open_session(folder: Path, *, images: Path | None = None, read_only: bool = False) -> Session:
     """Open what ``semigpc label`` wrote into a folder for review."""
     return Session(Project.open(folder, images=images), read_only=read_only)
-
-
-def write_reviewed(project: Project, model: ReviewModel, answers: Mapping[int, Answer]) -> Exported:
-    """Write three files into the folder of the project, each atomically.
-
-    ``reviewed.parquet`` and ``reviewed.csv`` hold all rows: id, label and guess as in
-    labels.parquet, confidence, variance, status, reviewed (whether the label was accepted or
-    corrected) and answer (accepted, corrected, skipped or nothing). ``reviewed_labels.csv`` holds
-    the rows labelled by people, in the table of labels or on the page, for
-    ``semigpc label --labels``; ``chosen`` is "yes" for those that were answered on the page, which
-    chose the cards.
-    """
-    is_given_out = np.isin(model.status, GIVEN_OUT)
-    kinds: list[str | None] = [None] * len(model)
-    for row, answer in answers.items():
-        kinds[row] = answer.kind
-    reviewed = np.array([kind in ("accepted", "corrected") for kind in kinds])
-    table = pyarrow.table(
-        {
-            project.id_name: pyarrow.array(project.ids, pyarrow.string()),
-            "label": _classes(model, np.where(is_given_out, model.codes, -1)),
-            "guess": _classes(model, model.codes),
-            "confidence": model.confidence,
-            "variance": model.variance,
-            "status": pyarrow.array([STATUSES[code] for code in model.status]),
-            "reviewed": reviewed,
-            "answer": pyarrow.array(kinds, pyarrow.string()),
-        }
-    )
-    by_people = pyarrow.array(model.known_codes >= 0)
-    chosen = pyarrow.array([YES if each else None for each in reviewed], pyarrow.string())
-    known = table.select([project.id_name, "label"]).append_column(CHOSEN, chosen)
-    known = known.filter(by_people)
-    files = [project.folder / name for name in (TABLE, CSV_TABLE, LABELS)]
-    with replacing(files[0]) as draft:
-        parquet.write_table(table, draft)
-    for path, content in zip(files[1:], (table, known), strict=True):
-        with replacing(path) as draft:
-            csv.write_csv(_for_spreadsheets(content), draft)
-    return {
-        "files": [str(path) for path in files],
-        "rows": len(table),
-        "labels": len(known),
-        "reviewed": int(reviewed.sum()),
-    }
-
-
-def _classes(model: ReviewModel, codes: NDArray[np.int32]) -> pyarrow.Array:
-    """Return classes (n,) as text; empty where the code is -1."""
-    indices = pyarrow.array(codes, mask=codes < 0)
-    names = pyarrow.array(model.names, pyarrow.string())
-    return pyarrow.DictionaryArray.from_arrays(indices, names).cast(pyarrow.string())
-
-
-def _for_spreadsheets(table: pyarrow.Table) -> pyarrow.Table:
-    """Return the table with names and text that a spreadsheet does not take for formulas."""
-    columns = []
-    for column in table.columns:
-        if pyarrow.types.is_string(column.type):
-            cells = [value and spreadsheet_cell(value) for value in column.to_pylist()]
-            column = pyarrow.array(cells, pyarrow.string())
-        columns.append(column)
-    return pyarrow.table(columns, names=[spreadsheet_cell(name) for name in table.column_names])

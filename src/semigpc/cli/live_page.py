@@ -1,0 +1,45 @@
+"""Serving the page of a labelled folder, for the verbs that do."""
+
+from pathlib import Path
+
+from rich.console import Console
+
+from semigpc.cli.tables import say
+
+
+def serve_session(folder: Path, *, images: Path | None, port: int, browser: bool) -> None:
+    """Serve the page of a folder until Ctrl-C, then write its labels and say how to use them."""
+    import webbrowser
+
+    from semigpc.review.app import serve
+    from semigpc.review.session import open_session
+
+    with Console(stderr=True).status("Opening the labels and fitting the model"):
+        session = open_session(folder, images=images)
+    try:
+        for note in session.project.notes:
+            say(f"note: {note}", err=True)
+        if session.journal.torn is not None:
+            line = "The last line of reviews.jsonl was cut off by a crash; all others are intact."
+            say(line, err=True)
+
+        def ready(address: str) -> None:
+            if session.replayed:
+                say(f"continuing after {session.replayed} answers in {session.journal.path}")
+            say(f"open {address}")
+            say("Ctrl-C ends it; every answer is saved as you go.")
+            if browser:
+                webbrowser.open(address)
+
+        serve(session, port=port, ready=ready)
+        say(f"{session.summary()}; saved in {session.journal.path}")
+        if session.history.answers:
+            with Console(stderr=True).status("Writing the labels"):
+                written = session.export()
+            say(f"wrote {written.files[0]}: {written.labels} labels for {written.rows} rows")
+        if not session.model.is_cold:
+            new = "NEW_TABLE" if session.project.images is None else "NEW_PHOTOS"
+            say(f"use it: semigpc predict {folder} {new} --out new.csv")
+            say(f"        semigpc export {folder} --out model.onnx")
+    finally:
+        session.close()
