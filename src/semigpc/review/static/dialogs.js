@@ -2,9 +2,9 @@
 
 import { exportTo, rename } from "./actions.js";
 import { startAudit } from "./audit.js";
-import { byId, el, icon, plural, say } from "./dom.js";
+import { byId, el, icon, number, plural, say } from "./dom.js";
 import { focusCurrent } from "./grid.js";
-import { clean, knownNames, offers, Options } from "./names.js";
+import { clean, knownNames, offers, Options, same } from "./names.js";
 import { guaranteeInWords } from "./reward.js";
 import { classNamed, isLarge, onChange, setMode, state } from "./store.js";
 
@@ -90,7 +90,7 @@ export function openRename(name) {
 // The class that the text names, if it is another one.
 function target() {
   const text = clean(byId("rename-text").value);
-  return knownNames().find((name) => name === text && name !== renamed) ?? null;
+  return knownNames().find((name) => same(name, text) && name !== renamed) ?? null;
 }
 
 function showRename() {
@@ -109,7 +109,7 @@ byId("rename-text").addEventListener("input", showRename);
 byId("rename-cancel").addEventListener("click", () => byId("rename").close("cancel"));
 byId("rename").addEventListener("close", () => {
   const text = clean(byId("rename-text").value);
-  if (byId("rename").returnValue === "ok" && text && text !== renamed) rename(renamed, text, target() !== null);
+  if (byId("rename").returnValue === "ok" && text && text !== renamed) rename(renamed, target() ?? text, target() !== null);
   byId("rename").returnValue = "";
 });
 
@@ -160,7 +160,7 @@ async function write(format, button, files) {
   button.disabled = false;
   if (told.error) return files.replaceChildren(el("p", { class: "needs" }, told.error));
   say(`${format.title} is written.`);
-  return files.replaceChildren(el("p", {}, `${plural(told.rows, "row")}, ${plural(told.labels, "label")} by people:`), ...told.files.map((file) => el("code", {}, file)));
+  return files.replaceChildren(el("p", {}, `${plural(told.rows, "row")}, ${number(told.labels)} with a label:`), ...told.files.map((file) => el("code", {}, file)), ...(told.notes ?? []).map((note) => el("p", { class: "quiet" }, note)));
 }
 
 const COMMANDS = { predict: "Label new images", export: "Write one ONNX file that runs without this program" };

@@ -56,6 +56,9 @@ function show() {
 onChange((what) => {
   if (state.mode === "grid" && (what.marks || what.rows || what.progress || what.mode || what.outbox)) show();
 });
+onChange((what) => {
+  if (state.mode === "grid" && what.refused) start({ keep: true }).catch(() => {}); // what had left the page is open again
+});
 onUndone(() => {
   if (state.mode === "grid") start({ keep: true, focus: true }).catch(() => {});
 });

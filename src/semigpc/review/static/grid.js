@@ -22,6 +22,7 @@ export async function start({ focus = false, keep = false } = {}) {
   const asked = JSON.stringify(state.filters);
   const told = await inTurn(() => ask("cards", { ...state.filters, count: PAGE, ...view() }));
   if (asked !== JSON.stringify(state.filters)) return; // the filters changed in the meantime
+  sort(told.cards);
   const marked = keep ? [...state.selected] : [];
   state.order = told.cards.map((card) => card.row);
   state.selected = new Set(marked.filter((row) => state.order.includes(row)));
@@ -33,6 +34,12 @@ export async function start({ focus = false, keep = false } = {}) {
   showCounts();
   if (!keep) window.scrollTo(0, 0);
   if (focus) focusCurrent();
+}
+
+// The server orders rows by what it knew of them before it scored these again.
+function sort(cards) {
+  const direction = { "most sure": -1, "least sure": 1 }[state.filters.sort];
+  return direction ? cards.sort((a, b) => direction * (a.confidence - b.confidence)) : cards;
 }
 
 // Show the grid again; its cards are requested anew if answers were given elsewhere since.
@@ -54,7 +61,7 @@ async function nextPage() {
   tidy();
   if (state.order.length >= MOST) return announce("This page has too many open cards. Answer some of them first.");
   const told = await ask("cards", { ...state.filters, seen: state.order, count: PAGE });
-  const fresh = told.cards.filter((card) => !state.order.includes(card.row));
+  const fresh = sort(told.cards.filter((card) => !state.order.includes(card.row)));
   state.order.push(...fresh.map((card) => card.row));
   state.current ??= state.order[0] ?? null;
   take(told);

@@ -1,18 +1,18 @@
 // Names of classes: which are known, in what order they are offered, and the list below a text field that chooses one.
 
 import { dot, el, icon, percent } from "./dom.js";
-import { codeOf, state } from "./store.js";
+import { classesInUse, codeOf, state } from "./store.js";
 
 const OFFERED = 9; // one for each digit key
 const RECENT = 30; // names kept
 
 export const clean = (text) => text.trim().replace(/\s+/g, " ");
 
-const same = (a, b) => a.toLowerCase() === b.toLowerCase();
+export const same = (a, b) => a.toLowerCase() === b.toLowerCase();
 
 // Also those that are on their way to the server.
 export function knownNames() {
-  const names = (state.progress?.classes ?? []).map((entry) => entry.name);
+  const names = classesInUse().map((entry) => entry.name);
   const fresh = state.outbox.flatMap(({ body }) => body.labels ?? body.label ?? []);
   return [...new Set([...names, ...fresh])];
 }
@@ -40,7 +40,7 @@ export function offers(text, choices = []) {
 
 // The classes of a card in the order of their keys: as the server ranks them, and where it knows none of them yet, as last used.
 export function ranked(choices) {
-  const listed = [...choices];
+  const listed = [...choices].sort((a, b) => (b[1] ?? 0) - (a[1] ?? 0)); // two classes that compete may come first otherwise
   const has = new Set(listed.map(([name]) => name));
   const predicted = listed.some(([, share]) => share !== null);
   const others = predicted && listed.length >= OFFERED ? [] : [...state.recent, ...knownNames()];

@@ -101,7 +101,7 @@ function holds(entry, card) {
 function refuse(entry, message, still = true) {
   if (still) remove(entry);
   announce(message);
-  changed({ refused: entry });
+  if (entry.question !== "undo") changed({ refused: entry });
 }
 
 // --- what the header says --------------------------------------------------------------------------------------------------

@@ -3,10 +3,12 @@
 import { byId, el, number, percent, plural } from "./dom.js";
 import { onChange, state } from "./store.js";
 
-const SHADES = ["by-you", "g99", "g95", "g90", "g80"];
+const SHADES = ["g99", "g95", "g90", "g80"];
 
-const figure = (name, value, shade, title, extra = null) =>
-  el("div", { class: "figure", title }, el("dt", {}, el("i", { class: `swatch ${shade}`, "aria-hidden": "true" }), name), el("dd", {}, number(value), extra));
+const shade = (i) => SHADES[Math.min(i, SHADES.length - 1)];
+
+const figure = (name, value, colour, title, extra = null) =>
+  el("div", { class: "figure", title }, el("dt", {}, el("i", { class: `swatch ${colour}`, "aria-hidden": "true" }), name), el("dd", {}, number(value), extra));
 
 const signed = (value) => `${value < 0 ? "\u2212" : "+"}${number(Math.abs(value))}`;
 
@@ -28,16 +30,15 @@ function gainOf(grade, gain) {
 function showGrades({ grades, counts, gain }) {
   const labelled = figure("labelled", counts.labelled, "by-you", "labelled by people");
   byId("grades").replaceChildren(labelled, ...grades.map((grade, i) =>
-    figure(percent(grade.precision), grade.labels, SHADES[i + 1], `${plural(grade.labels, "new label")} of which at least ${percent(grade.precision)} are right: guaranteed`, gainOf(grade, gain))));
+    figure(percent(grade.precision), grade.labels, shade(i), `${plural(grade.labels, "new label")} of which at least ${percent(grade.precision)} are right: guaranteed`, gainOf(grade, gain))));
 }
 
 function showBar({ grades, counts }) {
   const total = Math.max(1, state.about.rows);
-  const steps = grades.map((grade, i) => grade.labels - (i ? grades[i - 1].labels : 0));
-  const widths = [counts.labelled, ...steps].map((count) => Math.max(0, count) / total);
+  const counted = [["by-you", counts.labelled], ...grades.map((grade, i) => [shade(i), grade.labels - (i ? grades[i - 1].labels : 0)])];
   const bar = byId("bar");
-  if (bar.children.length !== SHADES.length) bar.replaceChildren(...SHADES.map((shade) => el("i", { class: shade })));
-  SHADES.forEach((_, i) => (bar.children[i].style.width = `${100 * (widths[i] ?? 0)}%`));
+  if (bar.children.length !== counted.length) bar.replaceChildren(...counted.map(([colour]) => el("i", { class: colour })));
+  counted.forEach(([, count], i) => (bar.children[i].style.width = `${(100 * Math.max(0, count)) / total}%`));
   const words = grades.map((grade) => `${number(grade.labels)} guaranteed at ${percent(grade.precision)}`);
   bar.setAttribute("aria-label", [`Of ${number(total)} rows ${number(counts.labelled)} are labelled`, ...words].join(", "));
 }
@@ -73,7 +74,7 @@ export function guaranteeInWords() {
   if (expected !== null) parts.push(el("p", {}, "Expected: ", el("b", {}, percent(expected)), ` of all ${number(state.about.rows)} labels are right. This is the model’s own estimate.`));
   if (drawn?.note) parts.push(el("p", {}, drawn.note));
   if (audit?.checked) parts.push(el("p", {}, ...auditInWords(audit)));
-  const needy = classes.filter((entry) => entry.granted === 0).map((entry) => entry.name);
+  const needy = classes.filter((entry) => entry.labels > 0 && entry.granted === 0).map((entry) => entry.name);
   if (without > 0) parts.push(el("p", { class: "needs" }, nothing || `No label is guaranteed yet for: ${needy.slice(0, 12).join(", ")}${needy.length > 12 ? ` and ${needy.length - 12} more` : ""}.`));
   return parts;
 }

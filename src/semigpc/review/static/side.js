@@ -3,7 +3,7 @@
 import { openRename } from "./dialogs.js";
 import { byId, dot, el, icon, number, percent, short } from "./dom.js";
 import { start } from "./grid.js";
-import { onChange, state } from "./store.js";
+import { classesInUse, onChange, state } from "./store.js";
 
 const STATUSES = [
   ["unreviewed", "To check"],
@@ -110,7 +110,7 @@ let drawn = null; // what the list was made of, so that it is not made again und
 
 function showClasses() {
   const text = byId("class-text").value.trim().toLowerCase();
-  const classes = state.progress?.classes ?? [];
+  const classes = classesInUse();
   const made = JSON.stringify([classes, text, state.filters.label, state.recent.slice(0, RECENT)]);
   if (made === drawn) return;
   drawn = made;
@@ -143,7 +143,7 @@ export const chooseClass = (name) => set("label", name);
 
 // The class with most rows to check, and from there on the next in the list.
 export function nextClass() {
-  const listed = sorted(state.progress?.classes ?? []).filter((entry) => entry.believed > 0);
+  const listed = sorted(classesInUse()).filter((entry) => entry.believed > 0);
   if (listed.length === 0) return;
   const at = listed.findIndex((entry) => entry.name === state.filters.label);
   chooseClass(listed[(at + 1) % listed.length].name);

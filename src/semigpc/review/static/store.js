@@ -61,6 +61,9 @@ export function classNamed(name) {
   return state.progress?.classes.find((entry) => entry.name === name);
 }
 
+// Without those that were renamed or undone.
+export const classesInUse = () => (state.progress?.classes ?? []).filter((entry) => entry.labels + entry.believed > 0);
+
 export const codeOf = (name) => classNamed(name)?.code;
 
 export function setMode(mode) {

@@ -8,10 +8,10 @@ import { announce, byId, el, number, percent, say } from "./dom.js";
 import { leaveField, onChosen, showField } from "./field.js";
 import { more as moreOfGrid, setCurrent } from "./grid.js";
 import { onUndone } from "./outbox.js";
-import { cardOf, isLarge, isOpen, merge, onChange, state, trail, view } from "./store.js";
+import { cardOf, isLarge, isOpen, merge, onChange, rowsOf, state, trail, view } from "./store.js";
 
-const BATCH = 8; // cards requested at once
-const LOW = 3; // cards ahead below which more are requested
+const BATCH = 10; // cards requested at once
+const LOW = 5; // cards ahead below which more are requested
 const EARLY = 30; // answers up to which the cards ahead are chosen anew after each
 const PRELOADED = 3; // images
 const SIZE = 1600; // pixels of the image
@@ -77,6 +77,8 @@ async function fetchNext(mode) {
   exhausted[mode] = fresh.length === 0;
   merge(told);
   preload();
+  const late = fresh.filter((each) => !state.choices.has(each));
+  if (late.length > 0) merge(await ask("refresh", { ...view(), choices: late })); // how the classes rank for them
 }
 
 function preload() {
@@ -209,6 +211,7 @@ function showEnd() {
 
 onChange((what) => {
   if (!isLarge()) return;
+  if (what.refused?.body.row !== undefined || what.refused?.body.rows?.length === 1) goTo(rowsOf(what.refused)[0]);
   if (what.rows || what.choices || what.outbox || what.mode) show();
   if (what.rows || what.mode) fill();
 });
