@@ -53,7 +53,12 @@ async function listen() {
   setTimeout(listen, HEARTBEAT);
 }
 
-export const startListening = () => setTimeout(listen, HEARTBEAT);
+let listening = false;
+
+export function startListening() {
+  if (!listening) setTimeout(listen, HEARTBEAT);
+  listening = true;
+}
 
 let last = Promise.resolve();
 let waiting = 0;

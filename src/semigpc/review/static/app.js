@@ -71,7 +71,17 @@ onConnection((up) => up && keepUp());
 
 new ResizeObserver(() => document.documentElement.style.setProperty("--top", `${byId("top").offsetHeight}px`)).observe(byId("top"));
 
-state.about = await about();
+// Until the server responds; a page that was loaded when it went shows that it has gone.
+async function reached() {
+  for (;;) {
+    const told = await about().catch(() => null);
+    if (told) return told;
+    startListening();
+    await new Promise((resolve) => setTimeout(resolve, POLL_EVERY));
+  }
+}
+
+state.about = await reached();
 byId("folder").textContent = state.about.folder;
 document.title = `Label: ${state.about.folder}`;
 document.body.classList.toggle("tables", !state.about.images);
@@ -85,7 +95,7 @@ window.addEventListener("hashchange", () => {
 });
 resume();
 filtersFromAddress();
-await askRefresh().then(merge).catch(() => {});
+while (!state.progress) await askRefresh().then(merge).catch(() => new Promise((resolve) => setTimeout(resolve, POLL_EVERY / 4)));
 setMode(modeFromAddress());
 await fill();
 byId("stage").focus({ preventScroll: true });

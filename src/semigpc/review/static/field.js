@@ -4,12 +4,12 @@ import { byId } from "./dom.js";
 import { clean, offers, Options, ranked } from "./names.js";
 import { cardOf, state } from "./store.js";
 
-const SETTLE = 500; // milliseconds after which the classes of a card keep their places, so that no digit changes under a finger
+const MOST_KEYS = 9;
 const TYPED = 30; // names listed while text is typed
 
 const field = byId("name");
 const listeners = [];
-let shown = { row: null, since: 0, choices: [] };
+let shown = { row: null, choices: [] };
 
 export const onChosen = (listener) => listeners.push(listener);
 
@@ -17,12 +17,13 @@ const options = new Options(byId("options"), field, (name) => listeners.forEach(
 
 const predicted = (choices) => choices.some(([, share]) => share !== null);
 
-// Later replies may still order the classes of a card for a moment; after that they only add to them.
+// While a card is shown its classes keep their places, so that no digit changes its meaning under a finger: later replies only
+// add to them, or bring new probabilities in the same order.
 function keep(row, fresh) {
-  const settled = shown.row === row && predicted(shown.choices) && performance.now() - shown.since > SETTLE;
-  if (shown.row !== row) shown = { row, since: performance.now(), choices: fresh };
-  else if (!settled) shown.choices = fresh;
-  else shown.choices = [...shown.choices, ...fresh.filter(([name]) => !shown.choices.some(([other]) => other === name)).map(([name]) => [name, null])].slice(0, 9);
+  const before = shown.row === row ? shown.choices : [];
+  const same = before.every(([name], i) => fresh[i]?.[0] === name);
+  const added = fresh.filter(([name]) => !before.some(([other]) => other === name)).map(([name]) => [name, null]);
+  shown = { row, choices: same ? fresh : [...before, ...added].slice(0, MOST_KEYS) };
   return shown.choices;
 }
 

@@ -5,6 +5,8 @@ import { classesInUse, codeOf, state } from "./store.js";
 
 const OFFERED = 9; // one for each digit key
 const RECENT = 30; // names kept
+const INSIDE = 3; // how well names fit typed text that they hold in the middle of a word
+const NO_FIT = 4;
 
 export const clean = (text) => text.trim().replace(/\s+/g, " ");
 
@@ -21,21 +23,24 @@ export function used(name) {
   state.recent = [name, ...state.recent.filter((other) => other !== name)].slice(0, RECENT);
 }
 
-// Names that the text begins, then those that hold it; each kind with the probable first, then recent ones, then by name.
-export function matching(text, shares = new Map()) {
-  const low = text.toLowerCase();
-  const place = (name) => (state.recent.includes(name) ? state.recent.indexOf(name) : RECENT);
-  const begins = (name) => (name.toLowerCase() === low ? 0 : name.toLowerCase().startsWith(low) ? 1 : 2);
-  const found = knownNames().filter((name) => name.toLowerCase().includes(low));
-  return found.sort((a, b) => (text ? begins(a) - begins(b) : 0) || (shares.get(b) ?? 0) - (shares.get(a) ?? 0) || place(a) - place(b) || a.localeCompare(b));
+// How well a name fits typed text: it is the text, begins with it, has a word that does, holds it, or does not.
+function fit(name, text) {
+  const at = name.toLowerCase().indexOf(text.toLowerCase());
+  if (at < 0) return NO_FIT;
+  if (same(name, text)) return 0;
+  if (at === 0) return 1;
+  return ` ${name}`.toLowerCase().includes(` ${text.toLowerCase()}`) ? 2 : INSIDE;
 }
 
-// What can be chosen while text is typed; the text itself last, as a new class, unless it is one.
+// What can be chosen while text is typed: what fits best, the probable first, then recent ones, then by name. The text itself is
+// the last, as a new class, unless it is one; but it comes before names that only hold it in the middle of a word.
 export function offers(text, choices = []) {
   const shares = new Map(choices);
-  const listed = matching(text, shares).map((name) => ({ name, share: shares.get(name) ?? null, fresh: false }));
-  if (text && !listed.some((entry) => same(entry.name, text))) listed.push({ name: text, share: null, fresh: true });
-  return listed;
+  const place = (name) => (state.recent.includes(name) ? state.recent.indexOf(name) : RECENT);
+  const found = knownNames().map((name) => ({ name, share: shares.get(name) ?? null, fresh: false, fit: text ? fit(name, text) : 0 })).filter((entry) => entry.fit < NO_FIT);
+  const isNew = text !== "" && !found.some((entry) => entry.fit === 0);
+  if (isNew) found.push({ name: text, share: null, fresh: true, fit: found.some((entry) => entry.fit < INSIDE) ? NO_FIT : INSIDE - 0.5 });
+  return found.sort((a, b) => a.fit - b.fit || (b.share ?? 0) - (a.share ?? 0) || place(a.name) - place(b.name) || a.name.localeCompare(b.name));
 }
 
 // The classes of a card in the order of their keys: as the server ranks them, and where it knows none of them yet, as last used.

@@ -78,7 +78,7 @@ function saved(entry, told) {
 // An answer whose reply was lost comes back as rejected, although it was recorded.
 async function rejected(entry, error, again) {
   const known = error.told.cards ?? [];
-  if (error.status === 409 && entry.question === "undo" && again) return saved(entry, error.told);
+  if (error.status === 409 && entry.question === "undo" && again) return saved(entry, await cardsOf(entry.undone.ids));
   if (error.status === 409 && known.length > 0 && rowsOf(entry).every((row) => holds(entry, known.find((card) => card.row === row)))) return saved(entry, error.told);
   if (again && entry.question === "rename") {
     const told = await ask("refresh", view());
@@ -88,6 +88,11 @@ async function rejected(entry, error, again) {
   remove(entry);
   if (error.status === 409) merge(error.told, rowsOf(entry));
   return refuse(entry, error.message, false);
+}
+
+function cardsOf(ids) {
+  const visible = [...state.cards.values()].filter((card) => ids.includes(card.id)).map((card) => card.row);
+  return ask("refresh", { ...view(), visible, since: 0 });
 }
 
 function holds(entry, card) {
