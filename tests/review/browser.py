@@ -40,11 +40,11 @@ def chromium() -> Iterator[Any]:
 
 
 class Server:
-    """``python -m semigpc review OUT`` in a process of its own."""
+    """``python -m semigpc review OUT``, or ``open``, in a process of its own."""
 
-    def __init__(self, out: Path, *options: str) -> None:
+    def __init__(self, out: Path, *options: str, verb: str = "review") -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "semigpc", "review", str(out), "--no-browser", *options],
+            [sys.executable, "-m", "semigpc", verb, str(out), "--no-browser", *options],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -60,7 +60,7 @@ class Server:
         too_long.start()
         try:
             for line in iter(self.process.stdout.readline, ""):
-                if line.startswith("open "):
+                if line.startswith("open http"):
                     return line.split()[-1]
         finally:
             too_long.cancel()
@@ -81,23 +81,42 @@ def served_here(out: Path) -> Iterator[str]:
     """The address of the same server on a thread of this process, which starts at once."""
     import uvicorn
 
-    from semigpc.review.app import make_app
+    from semigpc.review.app import Background, make_app
 
     session = open_session(out)
+    worker = Background(session)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         app = make_app(session, "token", port)
         server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", lifespan="off"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
-        yield f"http://127.0.0.1:{port}/token/"
-        server.should_exit = True
-        thread.join()
-    session.close()
+        worker.start()
+        try:
+            yield f"http://127.0.0.1:{port}/token/"
+        finally:
+            worker.stop()
+            server.should_exit = True
+            thread.join()
+            session.close()
 
 
 def journal(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (out / "reviews.jsonl").read_text().splitlines()]
+
+
+def _close(page: Any, dialog: Any) -> None:
+    if dialog.type == "beforeunload":  # some answers have not been sent
+        dialog.accept()
+        return
+    page.problems.append(dialog.message)
+    dialog.dismiss()
+
+
+def expect(what: Any) -> Any:
+    from playwright.sync_api import expect as playwright_expect
+
+    return playwright_expect(what)
 
 
 def open_page(browser: Any, address: str, *, width: int = 1280, height: int = 860) -> Any:
@@ -106,7 +125,7 @@ def open_page(browser: Any, address: str, *, width: int = 1280, height: int = 86
     page.set_default_timeout(PATIENCE)
     page.problems = []
     page.on("pageerror", lambda error: page.problems.append(str(error)))
-    page.on("dialog", lambda dialog: (page.problems.append(dialog.message), dialog.dismiss()))
+    page.on("dialog", lambda dialog: _close(page, dialog))
     page.goto(address)
     page.locator("body[data-ready]").wait_for()
     return page

@@ -1,4 +1,4 @@
-"""The page in a real browser, on the server as a user starts it."""
+"""The grid of the page in a real browser: labels checked many at once, filters, and other tabs."""
 
 import json
 import re
@@ -12,8 +12,8 @@ from urllib.parse import quote
 import pytest
 
 from semigpc.review.queue import Filters
-from semigpc.review.session import open_session
-from tests.review.browser import Server, chromium, journal, open_page, served_here
+from semigpc.review.session import NOTHING_SHOWN, open_session
+from tests.review.browser import Server, chromium, expect, journal, open_page, served_here
 from tests.review.shapes import HTML_NAME, TEXT_NAME, make_labelled
 
 pytestmark = pytest.mark.slow  # a browser
@@ -35,12 +35,6 @@ BROKEN_WORDS = """() => {
   const size = (element) => parseFloat(getComputedStyle(element).fontSize);
   return [broken.map((element) => element.textContent), names.map(size)];
 }"""
-
-
-def expect(what: Any) -> Any:
-    from playwright.sync_api import expect as playwright_expect
-
-    return playwright_expect(what)
 
 
 @pytest.fixture(scope="module")
@@ -69,163 +63,296 @@ def address(out: Path, browser: Any) -> Iterator[str]:
         yield address
 
 
-def expect_reviewed(page: Any, count: int) -> None:
-    expect(page.locator("#progress-text")).to_have_text(re.compile(rf"^{count} of \d+ reviewed$"))
+def grid(address: str, filters: str = "status=unreviewed") -> str:
+    """The address of the grid with filters, which keep it from choosing a class by itself."""
+    return f"{address}#mode=grid&{filters}"
+
+
+def labelled(page: Any) -> int:
+    return int(page.locator("#grades .figure dd").first.inner_text())
+
+
+def expect_labelled(page: Any, count: int) -> None:
+    expect(page.locator("#grades .figure dd").first).to_have_text(str(count))
+
+
+def expect_saved(page: Any) -> None:
+    expect(page.locator("#saved")).to_have_text("Saved")
 
 
 def current(page: Any) -> Any:
     return page.locator(".card.current")
 
 
-def press(page: Any, *keys: str) -> None:
-    """Keys, each of which is an answer: wait until it is saved."""
-    for key in keys:
-        row = current(page).get_attribute("data-row")
-        page.keyboard.press(key)
-        expect(page.locator(f"#card-{row}:not([data-answer='']):not(.pending)")).to_be_visible()
+def rows(page: Any) -> list[str]:
+    return [card.get_attribute("data-row") for card in page.locator(".card").all()]
 
 
-def answers(page: Any) -> dict[str, tuple[str, str]]:
-    """What the page shows as answered: by id, the label and the kind of answer."""
-    cards = page.locator(".card:not([data-answer=''])").all()
-    return {
-        card.locator(".foot .id").inner_text(): (
-            card.locator(".believed b").inner_text(),
-            card.get_attribute("data-answer"),
-        )
-        for card in cards
-    }
+def mark(page: Any, *positions: int) -> list[str]:
+    """Mark cards of a class by a click on the image."""
+    for position in positions:
+        page.locator(".card .shot").nth(position).click()
+    expect(page.locator(".card.selected")).to_have_count(len(positions))
+    return [card.get_attribute("data-row") for card in page.locator(".card.selected").all()]
 
 
-def test_ten_images_by_keyboard_then_undo_reload_kill_and_restart_lose_nothing(
+def accepted_now(page: Any) -> int:
+    return int(re.findall(r"\d+", page.locator("#accept-rest span").inner_text())[0])
+
+
+# Many at once -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_class_is_checked_marked_accepted_moved_and_undone(
+    address: str, out: Path, browser: Any, width: int
+) -> None:
+    page = open_page(browser, f"{address}#mode=grid", width=width)
+    page.locator("#cards.tiles .card").nth(5).wait_for()
+    label = page.locator("#class-choice").input_value()[1:]
+    assert label in page.locator("#found").inner_text(), "it begins with the largest class"
+    before = labelled(page)
+    shown = rows(page)
+    sure = [
+        int(each.split()[0].strip(">")) for each in page.locator(".card .sure").all_inner_texts()
+    ]
+    assert sure == sorted(sure, reverse=True)
+    marked = mark(page, 0, 2, 3)
+    expect(page.locator("#marked-text")).to_have_text("3 marked as wrong")
+    assert accepted_now(page) == len(shown) - 3
+
+    page.locator("#accept-rest").click()
+    expect_saved(page)
+    expect_labelled(page, before + len(shown) - 3)
+    lines = journal(out)
+    assert [line["action"] for line in lines] == ["accept"], "one step"
+    assert {change["after"] for change in lines[0]["changes"]} == {label}
+    assert set(rows(page)) & set(shown) == set(marked), "the marked ones stay, and stay marked"
+    expect(page.locator(".card.selected")).to_have_count(3)
+
+    page.locator("#move").click()
+    expect(page.locator("#picker-title")).to_contain_text("3 cards")
+    page.locator("#picker-text").press_sequentially("hexagon")
+    expect(page.locator("#picker-list .name")).to_have_text(["Add the class “hexagon”"])
+    page.keyboard.press("Enter")
+    expect_saved(page)
+    expect_labelled(page, before + len(shown))
+    lines = journal(out)
+    assert len(lines) == 2, "split off in one step"
+    assert [change["after"] for change in lines[1]["changes"]] == ["hexagon"] * 3
+    assert not set(rows(page)) & set(marked)
+    assert page.evaluate("() => document.documentElement.scrollWidth") <= width
+
+    page.locator("#undo").click()
+    expect_labelled(page, before + len(shown) - 3)
+    expect(page.locator(f"#card-{marked[0]}")).to_be_visible()
+    page.locator("#undo").click()
+    expect_labelled(page, before)
+    expect(page.locator(f"#card-{shown[1]}")).to_be_visible()
+    assert [line["action"] for line in journal(out)[2:]] == ["undo", "undo"]
+    assert page.problems == []
+
+
+def test_keys_of_the_grid(address: str, out: Path, browser: Any) -> None:
+    page = open_page(browser, grid(address, "sort=least+sure"))
+    expect(current(page).locator(".cell")).to_be_focused()
+    first = rows(page)[0]
+    page.keyboard.press("Space")
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("x")
+    expect(page.locator(".card.selected")).to_have_count(2)
+    page.keyboard.press("Escape")
+    expect(page.locator(".card.selected")).to_have_count(0)
+    page.keyboard.press("Home")
+    page.keyboard.press("Enter")  # open it, large
+    expect(page.locator("#picture img")).to_be_visible()
+    expect(page.locator("#place")).to_have_text(re.compile(r"^1 of \d+$"))
+    expect(page.locator("#options .share")).to_have_count(3)
+    page.keyboard.press("1")
+    expect(page.locator("#place")).to_have_text(re.compile(r"^2 of \d+$"))
+    expect_saved(page)
+    assert len(journal(out)) == 1
+    page.keyboard.press("Escape")
+    expect(page.locator("#cards")).to_be_visible()
+    assert first not in rows(page), "it is answered"
+    page.keyboard.press("n")
+    expect(page.locator("#cards.tiles")).to_be_visible()
+    chosen = page.locator("#class-choice").input_value()
+    page.keyboard.press("n")
+    expect(page.locator("#class-choice")).not_to_have_value(chosen)
+    expect(page.locator("#cards.tiles")).to_be_visible()
+    page.locator(".card").first.wait_for()
+    page.keyboard.press("x")
+    page.keyboard.press("m")
+    expect(page.locator("#picker")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.locator("#picker")).to_be_hidden()
+    page.keyboard.press("f")
+    expect(page.locator("#text")).to_be_focused()
+    assert page.problems == []
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_class_is_renamed_merged_and_both_are_undone(
+    address: str, out: Path, browser: Any, width: int
+) -> None:
+    page = open_page(browser, grid(address), width=width)
+    if width < 900:
+        page.locator("#filters").click()
+    names = page.locator("#classes .name")
+    expect(names).to_have_count(3)
+    item = page.locator("#classes li[data-name='circle']")
+    if width < 900:
+        item.locator(".edit").click()
+    else:
+        item.locator(".class").dblclick()
+    expect(page.locator("#rename")).to_be_visible()
+    expect(page.locator("#rename-ok")).to_be_disabled()
+    page.locator("#rename-text").fill("disc")
+    page.keyboard.press("Enter")
+    expect(names.filter(has_text="disc")).to_have_count(1)
+    expect(names.filter(has_text="circle")).to_have_count(0)
+
+    page.locator("#classes li[data-name='disc'] .edit").click()
+    page.locator("#rename-text").fill("Square")  # the case of a known class does not matter
+    expect(page.locator("#rename-ok")).to_have_text("Merge into square")
+    expect(page.locator("#rename-note")).to_contain_text("6 labels")
+    page.locator("#rename-cancel").click()
+    expect(names).to_have_count(3)
+    page.locator("#classes li[data-name='disc'] .edit").click()
+    page.locator("#rename-text").fill("square")
+    page.locator("#rename-ok").click()
+    expect(names).to_have_count(2)
+    expect_saved(page)
+    assert [line["action"] for line in journal(out)] == ["rename", "rename"]
+    page.locator("#undo").click()
+    expect(names.filter(has_text="disc")).to_have_count(1)
+    page.locator("#undo").click()
+    expect(names.filter(has_text="circle")).to_have_count(1)
+    expect(names).to_have_count(3)
+    assert page.problems == []
+
+
+# The rest of it -----------------------------------------------------------------------------------
+
+
+def test_a_restart_keeps_filters_answers_and_undo(
     out: Path, browser: Any, start: Callable[[], Server]
 ) -> None:
     server = start()
-    page = open_page(browser, server.address)
-    expect_reviewed(page, 0)
-    expect(page.locator(".card")).to_have_count(60)
-    expect(page.locator(".card:not(.contested)").first.locator(".reasons img")).to_have_count(3)
-    expect(page.locator("#choices .choice")).to_have_count(3)
-
-    press(page, "Enter", "Enter", "1", "2", "s", "3", "Enter")
-    second = page.locator("#choices .choice").nth(1).get_attribute("data-label")
-    press(page, "2")
-    page.keyboard.press("c")
-    page.locator("#picker-text").press_sequentially("hexagon")
-    expect(page.locator("#picker-list li")).to_have_text(["Add the class “hexagon”"])
+    page = open_page(browser, grid(server.address))
+    before = labelled(page)
+    page.locator(".card").first.wait_for()
     page.keyboard.press("Enter")
-    expect_reviewed(page, 9)
-    press(page, "Enter")
-    expect_reviewed(page, 10)
-    expect(page.locator("#live")).to_contain_text("10 of ")
-    lines = journal(out)
-    assert [line["action"] for line in lines] == [
-        *("accept", "accept", "accept", "correct", "skip"),
-        *("correct", "accept", "correct", "correct", "accept"),
-    ]
-    assert [lines[at]["changes"][0]["after"] for at in (7, 8)] == [second, "hexagon"]
-
-    page.keyboard.press("u")
-    expect_reviewed(page, 9)
-    page.keyboard.press("Control+z")
-    expect_reviewed(page, 8)
-    assert current(page).locator(".foot .id").inner_text() == lines[8]["changes"][0]["id"]
-    expect(page.locator("#classes .name", has_text="hexagon")).to_have_count(0)
-    said = answers(page)
-    assert len(said) == 8
-
-    page.reload()
-    expect_reviewed(page, 8)
-    server.end(signal.SIGKILL)
-    page.keyboard.press("Enter")
-    expect(page.locator("#banner")).to_contain_text("The server does not respond")
-    expect(page.locator("#live")).to_contain_text("Not saved")
-    page.close()
-
-    server = start()
-    page = open_page(browser, f"{server.address}#status=reviewed")
-    expect_reviewed(page, 8)
-    expect(page.locator(".card")).to_have_count(7)
-    page.locator("label.status.skipped").click()
-    expect(page.locator(".card")).to_have_count(1)
-    after = answers(page)
-    page.locator("label.status.reviewed").click()
-    expect(page.locator(".card")).to_have_count(7)
-    assert after | answers(page) == said
-    page.keyboard.press("u")
-    expect_reviewed(page, 7)
-    assert page.problems == []
+    for key in ("1", "1", "Space", "0"):
+        name = page.locator("#stage-id").inner_text()
+        page.keyboard.press(key)
+        expect(page.locator("#stage-id")).not_to_have_text(name)
+    expect_saved(page)
+    expect_labelled(page, before + 2)
+    answered = {line["changes"][0]["id"]: line["changes"][0]["after"] for line in journal(out)}
     page.close()
     printed, errors = server.end(signal.SIGINT)
-    assert re.search(
-        r"^7 of \d+ reviewed: 4 accepted, 2 corrected, 1 skipped", printed, re.MULTILINE
-    )
+    assert re.search(r"^4 of \d+ reviewed: .*1 skipped", printed, re.MULTILINE)
     assert errors == ""
     assert server.process.returncode == 0
+
+    server = start()
+    page = open_page(browser, grid(server.address, "status=reviewed"))
+    expect_labelled(page, before + 2)
+    expect(page.locator(".card")).to_have_count(2)
+    shown = {
+        card.locator(".foot .id").inner_text(): card.locator(".believed b").inner_text()
+        for card in page.locator(".card").all()
+    }
+    assert shown.items() <= answered.items()
+    page.locator("label.status.skipped").click()
+    expect(page.locator(".card .badge").first).to_be_visible()
+    page.keyboard.press("u")
+    page.keyboard.press("u")
+    expect_labelled(page, before + 2)
+    page.keyboard.press("u")
+    expect_labelled(page, before + 1)
+    assert page.problems == []
 
 
 def test_two_tabs_see_each_other_and_the_first_answer_counts(
     address: str, out: Path, browser: Any
 ) -> None:
-    first = open_page(browser, address)  # each page has a context of its own: they share nothing
-    second = open_page(browser, address)
+    here = grid(address)
+    first = open_page(browser, here)  # each page has a context of its own: they share nothing
+    second = open_page(browser, here)
+    before = labelled(first)
+    first.locator(".card").first.wait_for()
     row = current(first).get_attribute("data-row")
     assert current(second).get_attribute("data-row") == row
     # A hidden page does not ask for changes.
     second.evaluate("() => Object.defineProperty(document, 'visibilityState', { value: 'hidden' })")
-    press(first, "2")
-    label = first.locator(f"#card-{row} .believed b").inner_text()
-    second.keyboard.press("s")  # on the card as it was
+    for page in (first, second):
+        page.keyboard.press("Enter")
+        expect(page.locator("#options .share")).to_have_count(3)
+    label = first.locator("#options .option").nth(1).get_attribute("data-label")
+    first.keyboard.press("2")
+    expect_saved(first)
+    expect_labelled(first, before + 1)
+    second.keyboard.press("Space")  # on the card as it was
     expect(second.locator("#live")).to_contain_text("answered elsewhere in the meantime")
-    expect(second.locator(f"#card-{row}")).to_have_attribute("data-answer", "corrected")
-    expect(second.locator(f"#card-{row} .believed b")).to_have_text(label)
-    expect_reviewed(second, 1)
+    expect(second.locator("#question")).to_have_text(f"You said: {label}")
+    expect_labelled(second, before + 1)
     assert [line["action"] for line in journal(out)] == ["correct"]
-    other = first.locator(".card[data-answer='']").first.get_attribute("data-row")
-    second.locator(f"#card-{other} .believed").click()
-    press(second, "Enter")
+    second.keyboard.press("ArrowRight")
+    second.keyboard.press("1")
+    expect_saved(second)
     # The first page asks for changes every few seconds.
-    expect(first.locator(f"#card-{other}")).to_have_attribute("data-answer", "accepted")
-    expect_reviewed(first, 2)
+    expect_labelled(first, before + 2)
     assert first.problems == second.problems == []
 
 
 def test_names_are_shown_as_they_are_and_broken_images_are_told(address: str, browser: Any) -> None:
-    page = open_page(browser, f"{address}#status=all&text=img+src")
+    page = open_page(browser, grid(address, "status=all&text=img+src"))
     expect(page.locator(".card .foot .id")).to_have_text(HTML_NAME)
-    assert page.locator(".card b, .card img[src='x']").all_inner_texts() != [HTML_NAME]
     assert page.locator("img[src='x']").count() == 0
-    page.keyboard.press("c")
-    page.locator("#picker-text").fill("<script>alert(2)</script>")
     page.keyboard.press("Enter")
+    expect(page.locator("#stage-id")).to_have_text(HTML_NAME)
+    page.locator("#name").fill("<script>alert(2)</script>")
+    page.keyboard.press("Enter")
+    expect_saved(page)
+    page.locator("#mode-grid").click()
     expect(page.locator(".card .believed b")).to_have_text("<script>alert(2)</script>")
     expect(page.locator("#classes .name", has_text="<script>")).to_have_count(1)
+    page.locator("#classes li[data-name*='script'] .edit").click()
+    expect(page.locator("#rename-title")).to_contain_text("<script>alert(2)</script>")
+    page.keyboard.press("Escape")
     page.locator("#text").fill(TEXT_NAME)
     expect(page.locator(".card .foot .id")).to_have_text(TEXT_NAME)
     expect(page.locator(".shot .broken")).to_have_text("This image cannot be read.")
+    page.locator(".card .believed").click()
+    page.keyboard.press("Enter")
+    expect(page.locator("#picture .broken")).to_have_text("This image cannot be read.")
     assert page.problems == []
 
 
 def test_a_narrow_screen_shows_everything_and_can_be_used_by_touch(
     address: str, browser: Any
 ) -> None:
-    page = open_page(browser, address, width=390, height=844)
-    for opened in (None, "#filters", "#other"):
+    page = open_page(browser, grid(address), width=390, height=844)
+    page.locator(".card").first.wait_for()
+    for opened in (None, "#filters", "#next-class"):
         if opened is not None:
             page.locator(opened).click()
         assert page.evaluate("() => document.documentElement.scrollWidth") <= 390
-    page.keyboard.press("Escape")
     page.locator("#filters").click()
-    for button in ("#accept", "#other", "#skip", "#undo", "#filters"):
+    page.locator("#cards.tiles .card").nth(1).wait_for()
+    mark(page, 1)
+    for button in ("#accept-rest", "#move", "#clear", "#undo", "#filters", "#next-class"):
         box = page.locator(button).bounding_box()
         assert box["height"] >= 44, button
-    row = current(page).get_attribute("data-row")
-    page.locator("#accept").click()
-    expect(page.locator(f"#card-{row}")).to_have_attribute("data-answer", "accepted")
-    page.locator("#skip").click()
-    expect_reviewed(page, 2)
+    before = labelled(page)
+    count = accepted_now(page)
+    page.locator("#accept-rest").click()
+    expect_labelled(page, before + count)
     page.locator("#undo").click()
-    expect_reviewed(page, 1)
+    expect_labelled(page, before)
     assert page.problems == []
 
 
@@ -246,8 +373,9 @@ def test_a_suspected_card_has_both_classes_and_a_key_for_each(
 ) -> None:
     wrong_id = (birds.parent / "labels.csv").read_text().splitlines()[1].split(",")[0]
     with served_here(birds) as address:
-        filters = f"status=suspected&text={quote(wrong_id, safe='')}"
-        page = open_page(browser, f"{address}#{filters}", width=width)
+        page = open_page(
+            browser, grid(address, f"status=suspected&text={quote(wrong_id, safe='')}"), width=width
+        )
         sides = page.locator(".card .side")
         expect(sides.locator(".believed b")).to_have_text([WRONG_LABEL, RIGHT_LABEL])
         shares = [int(text.split()[0]) for text in sides.locator(".sure").all_inner_texts()]
@@ -257,15 +385,25 @@ def test_a_suspected_card_has_both_classes_and_a_key_for_each(
         spoken = re.compile(rf"{WRONG_LABEL}, .*{RIGHT_LABEL}, ")
         expect(page.locator(".cell")).to_have_attribute("aria-label", spoken)
         assert page.evaluate("() => document.documentElement.scrollWidth") <= width
-        press(page, "2")
+        expect(page.locator("#accept-rest")).to_be_disabled()
+        page.keyboard.press("2")
         expect(page.locator(".card .believed b")).to_have_text(RIGHT_LABEL)
+        expect_saved(page)
         page.keyboard.press("u")
         expect(sides).to_have_count(2)
         sides.locator(".pick").first.click()
-        expect_reviewed(page, 1)
+        expect_saved(page)
         expect(page.locator(".card .believed b")).to_have_text(WRONG_LABEL)
         after = [line["changes"][0]["after"] for line in journal(birds)]
         assert after == [RIGHT_LABEL, None, WRONG_LABEL]
+        page.keyboard.press("u")
+        expect(sides).to_have_count(2)
+        page.keyboard.press("z")
+        expect(page.locator("#why")).to_contain_text("contradict")
+        expect(page.locator("#because .likes")).to_have_count(2)
+        first = page.locator("#options .option").first
+        expect(first).to_have_attribute("data-label", RIGHT_LABEL)  # the most probable
+        assert page.evaluate("() => document.documentElement.scrollWidth") <= width
         assert page.problems == []
         page.close()
 
@@ -273,7 +411,7 @@ def test_a_suspected_card_has_both_classes_and_a_key_for_each(
 @pytest.mark.parametrize("width", [1280, 390])
 def test_names_of_classes_wrap_at_spaces_or_shrink(birds: Path, browser: Any, width: int) -> None:
     with served_here(birds) as address:
-        page = open_page(browser, address, width=width)
+        page = open_page(browser, grid(address), width=width)
         page.locator(".verdict .fit").first.wait_for()
         drawn = "requestAnimationFrame(() => requestAnimationFrame(done))"
         page.evaluate(f"() => new Promise((done) => {drawn})")
@@ -283,11 +421,7 @@ def test_names_of_classes_wrap_at_spaces_or_shrink(birds: Path, browser: Any, wi
         page.close()
 
 
-def test_classes_that_get_nothing_are_named_on_top(birds: Path, browser: Any) -> None:
-    with served_here(birds) as address:
-        page = open_page(browser, address)
-        expect(page.locator("#nothing")).to_be_hidden()
-        page.close()
+def test_classes_that_get_nothing_are_counted_and_named(birds: Path, browser: Any) -> None:
     settings = json.loads((birds / "project.json").read_text())
     settings["fitted"]["threshold"] = [1.5] * len(BIRDS)
     (birds / "project.json").write_text(json.dumps(settings))
@@ -297,70 +431,53 @@ def test_classes_that_get_nothing_are_named_on_top(birds: Path, browser: Any) ->
     session = open_session(birds)
     card = session.page(Filters(status="abstained"), count=1)["cards"][0]
     session.accept([card["row"]])  # one class needs only 5 more now
+    told = session.refresh(NOTHING_SHOWN)["progress"]
     session.close()
     with served_here(birds) as address:
         page = open_page(browser, address)
-        notice = page.locator("#nothing")
-        words = rf"^No new labels for: {', '.join(sorted(BIRDS))}\. Label 5 to 6 more"
-        expect(notice).to_have_text(re.compile(words))
-        card_top = page.locator(".card").first.bounding_box()["y"]
-        assert notice.bounding_box()["y"] < card_top
+        expect(page.locator("#outlook .needs")).to_contain_text(f"{told['without']} class")
+        page.locator("#explain").click()
+        for name in BIRDS:
+            expect(page.locator("#guarantee-body .needs")).to_contain_text(name)
+        page.keyboard.press("Escape")
+        page.locator("#mode-grid").click()
+        expect(page.locator("#nothing")).to_be_visible()
+        assert page.problems == []
         page.close()
 
 
-def test_many_cards_are_accepted_at_once_and_undone_at_once(
-    address: str, out: Path, browser: Any
-) -> None:
-    page = open_page(browser, address)
-    page.keyboard.press("x")
-    page.keyboard.press("ArrowRight")
-    page.keyboard.press("Space")
-    expect(page.locator("#selected-text")).to_have_text("2 cards selected")
-    page.keyboard.press("a")
-    expect(page.locator("#bulk-ok")).to_have_text("Accept 2 cards")
-    page.keyboard.press("Enter")
-    expect_reviewed(page, 2)
-    page.keyboard.press("a")
-    page.locator("#bulk-least").fill("95")
-    sure = int(page.locator("#bulk-ok").inner_text().split()[1])
-    assert sure > 5
-    page.locator("#bulk-ok").click()
-    expect_reviewed(page, 2 + sure)
-    assert [len(line["changes"]) for line in journal(out)] == [2, sure]
-    page.keyboard.press("u")
-    expect_reviewed(page, 2)
-    page.keyboard.press("a")
-    page.keyboard.press("Escape")
-    expect(page.locator("#bulk")).to_be_hidden()
-    page.locator("#export").click()
-    expect(page.locator("#exported-files li")).to_have_count(3)
-    assert (out / "reviewed.parquet").exists()
-    assert page.problems == []
-
-
-def test_guarantees_are_counted_beside_the_cards(tmp_path: Path, browser: Any) -> None:
+def test_guarantees_are_counted_in_the_header(tmp_path: Path, browser: Any) -> None:
     out = make_labelled(tmp_path, count=300, each=20, target=0.9)
     with served_here(out) as address:
-        check_guarantees(open_page(browser, address))
-
-
-def check_guarantees(page: Any) -> None:
-    names = page.locator("#grades dt").all_inner_texts()
-    counts = [int(text.replace(",", "")) for text in page.locator("#grades dd").all_inner_texts()]
-    *grades, open_rows, outliers = zip(names, counts, strict=True)
-    assert grades, "the shapes are easy enough for some guarantee"
-    assert [name for name, _ in grades] == sorted((name for name, _ in grades), reverse=True)
-    assert (open_rows[0], outliers[0]) == ("open", "unlike everything")
-    page.locator(".status.pseudo").click()
-    expect(page.locator(".card .chip.grade").first).to_be_visible()
-    assert page.locator(".card .chip.grade").first.inner_text() in dict(grades)
-    assert page.problems == []
+        page = open_page(browser, grid(address, "status=pseudo"))
+        expect(page.locator("#reward:not(.fitting)")).to_be_visible()
+        names = page.locator("#grades dt").all_inner_texts()
+        assert names == ["labelled", "99 %", "95 %", "90 %", "80 %"]
+        counts = [int(text.split()[0]) for text in page.locator("#grades dd").all_inner_texts()]
+        assert counts[0] == 60
+        assert counts[1:] == sorted(counts[1:])
+        assert counts[-1] > 0, "the shapes are easy enough for some guarantee"
+        widths = page.locator("#bar i").evaluate_all(
+            "all => all.map((i) => parseFloat(i.style.width))"
+        )
+        assert sum(widths) == pytest.approx(100 * (counts[0] + counts[-1]) / 300, abs=0.5)
+        expect(page.locator("#outlook")).to_contain_text("% expected right")
+        page.locator("#explain").click()
+        expect(page.locator("#guarantee-body tr")).to_have_count(4)
+        expect(page.locator("#guarantee-body")).to_contain_text("Guaranteed means")
+        page.keyboard.press("Escape")
+        chip = page.locator(".card .chip.grade").first
+        expect(chip).to_be_visible()
+        assert chip.inner_text() in names
+        assert page.problems == []
+        page.close()
 
 
 def test_a_screen_reader_is_told_what_is_where(address: str, browser: Any) -> None:
-    page = open_page(browser, address)
-    grid = page.get_by_role("grid", name="Cards")
-    assert int(grid.get_attribute("aria-rowcount")) >= 72
+    page = open_page(browser, grid(address))
+    cards = page.get_by_role("grid", name="Cards")
+    expect(page.locator(".card").first).to_be_visible()
+    assert int(cards.get_attribute("aria-rowcount")) >= 60
     focused = page.locator(":focus")
     expect(focused).to_have_attribute("role", "gridcell")
     page.locator(".card:not(.contested) .believed").first.click()
@@ -369,10 +486,12 @@ def test_a_screen_reader_is_told_what_is_where(address: str, browser: Any) -> No
     assert label.startswith(f"{believed}, ")
     assert "percent" in label
     assert "looks like these 3" in label
-    press(page, "Enter")
-    expect(page.get_by_role("status")).to_contain_text(f"Accepted {believed} for ")
-    expect(focused).not_to_have_attribute("aria-label", label)
+    page.keyboard.press("Space")
+    expect(focused).to_have_attribute("aria-selected", "true")
+    expect(page.locator("#live")).to_contain_text("Marked")
     assert page.locator(".cell[tabindex='0']").count() == 1
+    page.keyboard.press("a")
+    expect(page.locator("#live")).to_contain_text(re.compile(r"Accepted \d+ cards"))
     page.keyboard.press("?")
     expect(page.get_by_role("dialog", name="Keys")).to_be_visible()
     page.keyboard.press("Escape")

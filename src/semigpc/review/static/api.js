@@ -1,13 +1,25 @@
 // Requests to the server, one after the other, so that answers take effect in the order in which they were given.
 
-import { byId } from "./dom.js";
-
 export class Refused extends Error {
   constructor(status, told) {
     super(told.error ?? "The server rejected this.");
     this.status = status;
     this.told = told;
   }
+}
+
+const HEARTBEAT = 1000; // milliseconds
+const PATIENCE = 10_000; // milliseconds, after which a server that does not respond counts as gone
+
+export const connection = { up: true };
+const listeners = [];
+
+export const onConnection = (listener) => listeners.push(listener);
+
+function connected(up) {
+  if (connection.up === up) return;
+  connection.up = up;
+  listeners.forEach((listener) => listener(up));
 }
 
 async function fetchJson(path, options) {
@@ -18,32 +30,34 @@ async function fetchJson(path, options) {
   return told;
 }
 
-export async function about() {
-  return fetchJson("api/about");
-}
+export const about = () => fetchJson("api/about", { signal: AbortSignal.timeout(PATIENCE) });
 
 export async function ask(question, body = {}) {
+  if (!connection.up) throw new TypeError("not connected");
   try {
-    const told = await fetchJson(`api/${question}`, {
+    return await fetchJson(`api/${question}`, {
       method: "POST",
       headers: { "content-type": "application/json" },
       body: JSON.stringify(body),
     });
-    connected(true);
-    return told;
   } catch (error) {
     if (!(error instanceof Refused)) connected(false);
     throw error;
   }
 }
 
-function connected(yes) {
-  const banner = byId("banner");
-  if (banner.hidden === yes) return;
-  banner.hidden = yes;
-  banner.textContent = yes
-    ? ""
-    : "The server does not respond. Everything marked as saved is kept. Start semigpc review again and open the address that it prints.";
+// Notice at once that the server has gone or is back.
+async function listen() {
+  const up = await about().then(() => true, () => false);
+  connected(up);
+  setTimeout(listen, HEARTBEAT);
+}
+
+let listening = false;
+
+export function startListening() {
+  if (!listening) setTimeout(listen, HEARTBEAT);
+  listening = true;
 }
 
 let last = Promise.resolve();
@@ -52,18 +66,11 @@ let waiting = 0;
 // Run a job after all earlier ones, whether those succeeded or not.
 export function inTurn(job) {
   waiting += 1;
-  showSaving();
   const done = last.then(job).finally(() => {
     waiting -= 1;
-    showSaving();
   });
   last = done.catch(() => {});
   return done;
 }
 
 export const idle = () => waiting === 0;
-
-function showSaving() {
-  byId("saved").textContent = waiting > 0 ? "Saving" : "Saved";
-  byId("saved").classList.toggle("busy", waiting > 0);
-}

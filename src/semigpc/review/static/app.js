@@ -1,33 +1,106 @@
-// The page: its state is in store.js, what is shown in grid, side and dock, what can be done in actions and keys.
+// The page: its state is in store.js; one image is in work and field, many are in grid, side and dock, answers go through actions
+// and outbox, and what they bring is in reward.
 
-import { exportAll, onOtherTab, undo } from "./actions.js";
-import { about, idle } from "./api.js";
+import { refresh as askRefresh, undo } from "./actions.js";
+import { about, connection, idle, onConnection, startListening } from "./api.js";
 import { byId } from "./dom.js";
+import "./dialogs.js";
 import "./dock.js";
+import { open } from "./grid.js";
 import "./keys.js";
-import "./side.js";
-import { refresh, start } from "./grid.js";
-import { filtersFromAddress, state } from "./store.js";
+import { onOtherTab, resume } from "./outbox.js";
+import "./reward.js";
+import { nextClass } from "./side.js";
+import { filtersFromAddress, isLarge, merge, modeFromAddress, onChange, setMode, state } from "./store.js";
+import { fill } from "./work.js";
 
 const POLL_EVERY = 4000; // milliseconds; for changes made in another tab
+const POLL_WHILE_FITTING = 300; // milliseconds; until the counts are up to date
 
 async function keepUp() {
-  if (document.visibilityState === "visible" && idle()) await refresh().catch(() => {});
+  if (document.visibilityState !== "visible" || !idle() || !connection.up) return;
+  await askRefresh().then(merge).catch(() => {});
 }
 
-state.about = await about();
+let fitting = null;
+
+// Counts are asked for again soon after an answer, not only when the next poll is due.
+function follow() {
+  if (state.progress?.state !== "fitting" || fitting !== null) return;
+  fitting = setTimeout(async () => {
+    fitting = null;
+    await keepUp();
+    follow();
+  }, POLL_WHILE_FITTING);
+}
+
+function showMode() {
+  const large = isLarge();
+  document.body.dataset.mode = state.mode;
+  byId("work").hidden = !large;
+  byId("grid-mode").hidden = large;
+  byId("mode-work").setAttribute("aria-pressed", String(large && state.mode !== "card"));
+  byId("mode-grid").setAttribute("aria-pressed", String(!large || state.mode === "card"));
+  document.querySelector(".skip").setAttribute("href", large ? "#stage" : "#cards");
+}
+
+// A class at a time is what checking is for, so the first visit begins with the largest.
+async function enterGrid() {
+  const predicted = state.progress?.classes.some((entry) => entry.believed > 0);
+  const untouched = state.filters.label === null && state.order.length === 0 && !location.hash.includes("status") && !location.hash.includes("text");
+  if (predicted && untouched) nextClass();
+  else await open();
+}
+
+onChange((what) => {
+  if (what.mode) {
+    showMode();
+    if (state.mode === "grid") enterGrid().catch(() => {});
+    else if (document.activeElement === document.body || byId("grid-mode").contains(document.activeElement)) byId("stage").focus({ preventScroll: true });
+  }
+  if (!what.progress || !state.progress) return;
+  byId("undo").disabled = state.undo === null && state.outbox.length === 0;
+  byId("verdict").hidden = !state.progress.verdict;
+  byId("verdict").firstElementChild.textContent = state.progress.verdict ?? "";
+  byId("drawn").textContent = state.progress.state === "cold" ? "" : state.progress.drawn?.note ?? "";
+  byId("check-random").hidden = state.mode !== "work" || state.progress.state === "cold";
+  byId("manage").hidden = state.mode !== "work" || state.progress.classes.length === 0;
+  follow();
+});
+onConnection((up) => up && keepUp());
+
+new ResizeObserver(() => document.documentElement.style.setProperty("--top", `${byId("top").offsetHeight}px`)).observe(byId("top"));
+
+// Until the server responds; a page that was loaded when it went shows that it has gone.
+async function reached() {
+  for (;;) {
+    const told = await about().catch(() => null);
+    if (told) return told;
+    startListening();
+    await new Promise((resolve) => setTimeout(resolve, POLL_EVERY));
+  }
+}
+
+state.about = await reached();
 byId("folder").textContent = state.about.folder;
-document.title = `Review: ${state.about.folder}`;
+document.title = `Label: ${state.about.folder}`;
 document.body.classList.toggle("tables", !state.about.images);
 byId("undo").addEventListener("click", undo);
-byId("export").addEventListener("click", exportAll);
-filtersFromAddress();
+byId("mode-work").addEventListener("click", () => setMode("work"));
+byId("mode-grid").addEventListener("click", () => setMode("grid"));
+byId("leave").addEventListener("click", () => setMode(state.mode === "card" ? "grid" : "work"));
 window.addEventListener("hashchange", () => {
   filtersFromAddress();
-  start();
+  setMode(modeFromAddress());
 });
-await start({ focus: true });
+resume();
+filtersFromAddress();
+while (!state.progress) await askRefresh().then(merge).catch(() => new Promise((resolve) => setTimeout(resolve, POLL_EVERY / 4)));
+setMode(modeFromAddress());
+await fill();
+byId("stage").focus({ preventScroll: true });
 onOtherTab(keepUp);
 document.addEventListener("visibilitychange", keepUp);
 setInterval(keepUp, POLL_EVERY);
+startListening();
 document.body.dataset.ready = "yes";

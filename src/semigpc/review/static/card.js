@@ -1,13 +1,15 @@
 // One card: the image or the values of a row, its predicted label, and the labelled rows that are the reason. Where two
 // classes compete for a given label, both stand side by side, each with its probability, its reasons and its key.
 
+import { onConnection } from "./api.js";
 import { dot, el, fitted, icon, percent, side, signed } from "./dom.js";
-import { codeOf, state, STATUS_NAMES } from "./store.js";
+import { cardOf, codeOf, isPending, state, STATUS_NAMES } from "./store.js";
 
 const ANSWERS = {
   accepted: ["check", "accepted"],
   corrected: ["pencil", "corrected"],
   skipped: ["unsure", "cannot tell"],
+  none: ["close", "none of these"],
 };
 
 // The two classes of a suspected label.
@@ -18,7 +20,8 @@ export const SIDES = [
 
 export const contested = (card) => Boolean(card.sides) && !card.answer;
 
-export function makeCard(card) {
+export function makeCard({ row }) {
+  const card = cardOf(row);
   const cell = el("div", { role: "gridcell", class: "cell", tabindex: "-1" });
   const element = el("div", { role: "row", class: "card", id: `card-${card.row}`, "data-row": card.row }, cell);
   fill(element, card);
@@ -29,13 +32,13 @@ export function fill(element, card) {
   const cell = element.firstChild;
   const shot = cell.querySelector(".shot") ?? makeShot(card); // kept, so that an image does not flicker
   if (contested(card)) cell.replaceChildren(shot, sides(card), foot(card));
-  else cell.replaceChildren(shot, because(card), verdict(card), foot(card));
+  else cell.replaceChildren(shot, becauseOf(card), verdict(card), foot(card));
   element.classList.toggle("contested", contested(card));
   shot.querySelector(".badge")?.remove();
   if (card.answer) shot.append(el("span", { class: "badge" }, icon(ANSWERS[card.answer][0]), ANSWERS[card.answer][1]));
   element.dataset.answer = card.answer ?? "";
   element.dataset.status = card.status;
-  element.classList.toggle("pending", state.pending.has(card.row));
+  element.classList.toggle("pending", isPending(card.row));
   cell.setAttribute("aria-label", spoken(card));
   mark(element, card.row);
   if (card.flash) {
@@ -59,28 +62,34 @@ export function mark(element, row) {
 function makeShot(card) {
   const shot = el("div", { class: "shot" });
   if (card.values) shot.append(bars(card.values));
-  else shot.append(image(card.row, 384), el("button", { type: "button", class: "enlarge", tabindex: "-1", "aria-label": "Enlarge" }, icon("zoom")));
-  shot.append(el("button", { type: "button", class: "select", tabindex: "-1", "aria-label": "Select" }, icon("check")));
+  else shot.append(image(card.row, 384), el("button", { type: "button", class: "enlarge", tabindex: "-1", "aria-label": "Open" }, icon("zoom")));
+  shot.append(el("button", { type: "button", class: "select", tabindex: "-1", "aria-label": "Mark" }, icon("close")));
   return shot;
 }
 
-export function image(row, size) {
-  const image = el("img", { src: `images/${size}/${row}`, alt: "", loading: "lazy", decoding: "async", draggable: "false" });
-  image.addEventListener("error", () => replaceBroken(image));
-  return image;
+export function image(row, size, { eager = false } = {}) {
+  const shown = el("img", { src: `images/${size}/${row}`, alt: "", loading: eager ? "eager" : "lazy", decoding: "async", draggable: "false" });
+  shown.addEventListener("error", () => replaceBroken(shown, row, size));
+  return shown;
 }
 
-async function replaceBroken(image) {
+async function replaceBroken(shown, row, size) {
   let reason = "This image cannot be shown.";
+  let lost = null;
   try {
-    reason = (await (await fetch(image.src)).json()).error ?? reason;
+    reason = (await (await fetch(shown.src)).json()).error ?? reason;
   } catch {
-    // the server has gone, as the banner says
+    lost = `${size}/${row}`; // the server has gone, as the header says
   }
-  image.replaceWith(el("div", { class: "broken", title: reason }, icon("broken"), el("span", {}, reason)));
+  shown.replaceWith(el("div", { class: "broken", title: reason, "data-lost": lost }, icon("broken"), el("span", {}, reason)));
 }
 
-function bars(values) {
+onConnection((up) => {
+  if (!up) return;
+  for (const broken of document.querySelectorAll("[data-lost]")) broken.replaceWith(image(...broken.dataset.lost.split("/").reverse().map(Number)));
+});
+
+export function bars(values) {
   const most = Math.max(1e-9, ...values.map(Math.abs));
   const wide = 100 / values.length;
   const drawn = values.map((value, i) => {
@@ -110,7 +119,7 @@ function reasons(card, listed) {
 }
 
 // The labelled rows that a row resembles, in words and in pictures.
-function because(card) {
+function becauseOf(card) {
   const listed = important(card.reasons);
   const list = reasons(card, listed);
   if (listed.length) list.prepend(el("li", { class: "like" }, likeness(listed)));
@@ -122,6 +131,26 @@ function likeness(listed) {
   const names = [...new Set(listed.map((reason) => reason.label ?? "?"))];
   const which = listed.length === 1 ? "this" : `these ${listed.length}`;
   return names.length === 1 ? `looks like ${which} labelled ${names[0]}` : `looks like ${which}: ${names.join(", ")}`;
+}
+
+// The same beside a large image: for both classes where two compete.
+export function because(card) {
+  const groups = contested(card) ? card.sides.map((one, i) => [`${SIDES[i][0]}: ${one.label}, ${percent(one.share)}`, one.reasons]) : [[null, important(card.reasons)]];
+  return groups.filter(([, listed]) => listed.length).map(([title, listed]) => el("div", { class: "likes" },
+    el("p", { class: "like" }, title ?? likeness(listed)), el("ul", {}, ...listed.map((reason) => like(card, reason, title === null && new Set(listed.map((each) => each.label)).size > 1)))));
+}
+
+function like(card, reason, named) {
+  const words = named && el("span", { class: "label" }, dot(codeOf(reason.label)), el("span", { class: "name" }, reason.label ?? "?"));
+  return el("li", { title: `${reason.id}, labelled ${reason.label}, adds ${signed(reason.weight)} to the score of the class` }, card.values ? el("span", { class: "id" }, reason.id) : image(reason.row, 96, { eager: true }), words || null);
+}
+
+const KINDS = { random: "dice", spread: "spread", unseen: "spread", need: "plus", teach: "unsure", suspected: "alert", copies: "copies" };
+
+// Why a card is asked, in a few words.
+export function whyOf(card) {
+  const words = card.why || (card.suspected ? "the other labels contradict this one" : card.answer ? ANSWERS[card.answer][1] : STATUS_NAMES[card.status]);
+  return [icon(card.suspected && !card.kind ? "alert" : KINDS[card.kind] ?? "unsure"), el("span", {}, words)];
 }
 
 // Both classes of a card: what speaks for each, and one key to choose it.
@@ -143,7 +172,8 @@ function meter(share) {
 }
 
 function verdict(card) {
-  const by = card.status !== "labelled" ? percent(card.confidence) : card.answer && card.answer !== "skipped" ? "by you" : "given";
+  const byYou = card.answer === "accepted" || card.answer === "corrected";
+  const by = card.label === null ? "" : card.status !== "labelled" ? percent(card.confidence) : byYou ? "by you" : "given";
   return el("div", { class: "verdict" },
     el("div", { class: "believed" }, dot(codeOf(card.label)), fitted("b", {}, card.label ?? "no label"), el("span", { class: "sure" }, by)),
     meter(card.confidence));

@@ -1,153 +1,198 @@
-// Windows on top: choose among all classes, accept many, the keys, and an image enlarged.
+// Windows on top: choose among all classes, rename one, what is guaranteed, the keys, and leaving with the labels.
 
-import { acceptMany, correctCurrent } from "./actions.js";
-import { contested, image, SIDES } from "./card.js";
-import { byId, dot, el, icon, number, percent, plural, side, signed } from "./dom.js";
+import { exportTo, rename } from "./actions.js";
+import { startAudit } from "./audit.js";
+import { byId, el, icon, number, plural, say } from "./dom.js";
 import { focusCurrent } from "./grid.js";
-import { codeOf, currentCard, isOpen, state } from "./store.js";
+import { clean, knownNames, offers, Options, same } from "./names.js";
+import { guaranteeInWords } from "./reward.js";
+import { classNamed, isLarge, onChange, setMode, state } from "./store.js";
 
-const KEYS = [
-  ["Enter", "accept the label"],
-  ["1 to 9", "choose a class listed below the cards, most probable first; 1 accepts or keeps, 2 changes a suspected label"],
-  ["C or /", "choose among all classes, or add a new one"],
-  ["S", "skip: you cannot tell"],
-  ["U or Ctrl Z", "undo the last answer"],
-  ["Arrows, J, K", "move"],
-  ["X or Space", "select"],
-  ["A", "accept the selected cards, or all above a confidence"],
-  ["Z", "enlarge, with the reasons"],
-  ["F", "go to the search box"],
-  ["Esc", "clear the selection, close"],
-  ["?", "this list"],
-];
+const KEYS = {
+  "One image": [
+    ["1 to 9", "the class with this key, most probable first"],
+    ["letters", "type a name; Enter takes the first of the list"],
+    ["Shift Enter", "add the name as it is typed as a new class"],
+    ["Enter", "take the first class"],
+    ["0", "none of these"],
+    ["Space", "you cannot tell"],
+    ["Left or Right", "back and forward"],
+    ["Up or Down", "mark another class for Enter"],
+    ["Esc", "clear the text; leave an image that was opened from the grid"],
+  ],
+  "Many images": [
+    ["Arrows", "move"],
+    ["Space or X", "mark, or take the mark off"],
+    ["A", "accept the rest of the page"],
+    ["M", "move the marked ones to a class"],
+    ["Enter or Z", "open the card"],
+    ["1 or 2", "keep or change a suspected label"],
+    ["N", "next class"],
+    ["F", "search"],
+    ["Esc", "clear the marks"],
+  ],
+  Everywhere: [
+    ["Ctrl Z", "undo the last answer"],
+    ["?", "this list"],
+  ],
+};
 
 for (const dialog of document.querySelectorAll("dialog")) {
-  dialog.addEventListener("close", () => focusCurrent());
+  dialog.addEventListener("close", () => (isLarge() ? byId("stage").focus({ preventScroll: true }) : focusCurrent()));
   dialog.addEventListener("click", (event) => event.target === dialog && dialog.close());
 }
 
 // --- choose a class -------------------------------------------------------------------------------------------------------
 
-let listed = []; // what can be chosen, in order
-let marked = 0;
+let onPicked = null;
 
-export function openPicker() {
-  if (!currentCard()) return;
+const picker = new Options(byId("picker-list"), byId("picker-text"), (name) => {
+  byId("picker").close();
+  onPicked(name);
+});
+
+export function openPicker(title, listener) {
+  onPicked = listener;
+  byId("picker-title").textContent = title;
   byId("picker-text").value = "";
   filterPicker();
   byId("picker").showModal();
   byId("picker-text").focus();
 }
 
-// Without text: by probability, then by name. With text: names that begin with it, then those that hold it.
-function candidates(text) {
-  const names = state.progress.classes.map((entry) => entry.name).sort((a, b) => a.localeCompare(b));
-  if (!text) {
-    const first = (state.choices.get(state.current) ?? []).map(([name]) => name);
-    return [...first, ...names.filter((name) => !first.includes(name))];
-  }
-  const low = text.toLowerCase();
-  const holds = names.filter((name) => name.toLowerCase().includes(low));
-  const starts = holds.filter((name) => name.toLowerCase().startsWith(low));
-  return [...starts, ...holds.filter((name) => !starts.includes(name))];
-}
-
 function filterPicker() {
-  const text = byId("picker-text").value.trim().replace(/\s+/g, " ");
-  const found = candidates(text);
-  const known = state.progress.classes.some((entry) => entry.name.toLowerCase() === text.toLowerCase());
-  listed = found.map((name) => ({ name, fresh: false }));
-  if (text && !known) listed.push({ name: text, fresh: true });
-  byId("picker-list").replaceChildren(...listed.map((entry, i) =>
-    el("li", { role: "option", id: `option-${i}`, "aria-selected": "false", onclick: () => pick(i) },
-      entry.fresh ? icon("plus") : dot(codeOf(entry.name)),
-      el("span", { class: "name" }, entry.fresh ? `Add the class “${entry.name}”` : entry.name))));
-  markOption(0);
-}
-
-function markOption(position) {
-  marked = Math.max(0, Math.min(listed.length - 1, position));
-  [...byId("picker-list").children].forEach((option, i) => option.setAttribute("aria-selected", String(i === marked)));
-  const option = byId(`option-${marked}`);
-  option?.scrollIntoView({ block: "nearest" });
-  byId("picker-text").setAttribute("aria-activedescendant", option ? option.id : "");
-}
-
-function pick(position) {
-  const entry = listed[position];
-  byId("picker").close();
-  if (entry) correctCurrent(entry.name);
+  picker.show(offers(clean(byId("picker-text").value)), 0, false);
 }
 
 byId("picker-text").addEventListener("input", filterPicker);
 byId("picker-text").addEventListener("keydown", (event) => {
   const moves = { ArrowDown: 1, ArrowUp: -1, PageDown: 8, PageUp: -8 };
-  if (event.key in moves) markOption(marked + moves[event.key]);
-  else if (event.key === "Enter") pick(marked);
+  if (event.key in moves) picker.move(moves[event.key]);
+  else if (event.key === "Enter" && event.shiftKey) picker.takeTyped();
+  else if (event.key === "Enter") picker.take();
   else return;
   event.preventDefault();
 });
 
-// --- accept many ----------------------------------------------------------------------------------------------------------
+// --- rename or merge ----------------------------------------------------------------------------------------------------------
 
-function bulkCards() {
-  const open = state.order.map((row) => state.cards.get(row)).filter((card) => isOpen(card) && card.label !== null);
-  if (state.selected.size > 0) return open.filter((card) => state.selected.has(card.row));
-  const least = Number(byId("bulk-least").value) / 100;
-  return open.filter((card) => card.confidence >= least && card.status !== "outlier" && !card.suspected);
+let renamed = null;
+
+export function openRename(name) {
+  renamed = name;
+  byId("rename-title").textContent = `Rename “${name}”`;
+  byId("rename-text").value = name;
+  showRename();
+  byId("rename").showModal();
+  byId("rename-text").select();
 }
 
-export function openBulk() {
-  const chosen = state.selected.size > 0;
-  byId("bulk-field").hidden = chosen;
-  byId("bulk-lead").textContent = chosen
-    ? "The labels of the selected cards are accepted as shown."
-    : "All open cards on this page with at least this confidence are accepted as shown, except outliers and suspected labels.";
-  showBulk();
-  byId("bulk").showModal();
-  (chosen ? byId("bulk-ok") : byId("bulk-least")).focus();
+// The class that the text names, if it is another one.
+function target() {
+  const text = clean(byId("rename-text").value);
+  return knownNames().find((name) => same(name, text) && name !== renamed) ?? null;
 }
 
-function showBulk() {
-  const cards = bulkCards();
-  const tally = new Map();
-  for (const card of cards) tally.set(card.label, (tally.get(card.label) ?? 0) + 1);
-  const sorted = [...tally].sort((a, b) => b[1] - a[1]);
-  byId("bulk-classes").replaceChildren(...sorted.map(([name, count]) => el("li", {}, dot(codeOf(name)), el("span", { class: "name" }, name), el("b", {}, number(count)))));
-  byId("bulk-ok").textContent = cards.length ? `Accept ${plural(cards.length, "card")}` : "Nothing to accept";
-  byId("bulk-ok").disabled = cards.length === 0;
+function showRename() {
+  const text = clean(byId("rename-text").value);
+  const other = target();
+  const labels = classNamed(renamed)?.labels ?? 0;
+  byId("rename-ok").textContent = other ? `Merge into ${other}` : "Rename";
+  byId("rename-ok").disabled = text === "" || text === renamed;
+  byId("rename-note").textContent = other
+    ? `“${other}” exists, with ${plural(classNamed(other)?.labels ?? 0, "label")}. The ${plural(labels, "label")} of “${renamed}” would be added to it, and “${renamed}” would be gone. This can be undone.`
+    : `Changes ${plural(labels, "label")} given by people. The name of another class merges the two.`;
+  byId("rename-note").classList.toggle("needs", other !== null);
 }
 
-byId("bulk-least").addEventListener("input", showBulk);
-byId("bulk-cancel").addEventListener("click", () => byId("bulk").close());
-byId("bulk").addEventListener("close", () => {
-  if (byId("bulk").returnValue === "ok") acceptMany(bulkCards());
-  byId("bulk").returnValue = "";
+byId("rename-text").addEventListener("input", showRename);
+byId("rename-cancel").addEventListener("click", () => byId("rename").close("cancel"));
+byId("rename").addEventListener("close", () => {
+  const text = clean(byId("rename-text").value);
+  if (byId("rename").returnValue === "ok" && text && text !== renamed) rename(renamed, target() ?? text, target() !== null);
+  byId("rename").returnValue = "";
 });
 
-// --- keys, and an image enlarged ------------------------------------------------------------------------------------------
+// --- what is guaranteed ---------------------------------------------------------------------------------------------------------
 
-byId("keys-list").append(...KEYS.flatMap(([key, does]) => [el("dt", {}, ...key.split(/(, | or | to )/).map((part, i) => (i % 2 ? part : el("kbd", {}, part)))), el("dd", {}, does)]));
+function showGuarantee() {
+  byId("guarantee-body").replaceChildren(...guaranteeInWords());
+  byId("guarantee-check").hidden = state.progress.state === "cold";
+}
+
+export function openGuarantee() {
+  showGuarantee();
+  byId("guarantee").showModal();
+}
+
+onChange((what) => {
+  if (what.progress && byId("guarantee").open) showGuarantee();
+});
+
+export function checkAtRandom() {
+  for (const dialog of document.querySelectorAll("dialog[open]")) dialog.close();
+  startAudit();
+}
+
+// --- keys -----------------------------------------------------------------------------------------------------------------------
+
+const key = (text) => text.split(/( or | to )/).map((part, i) => (i % 2 || part === "letters" ? part : el("kbd", {}, part)));
+
+byId("keys-list").append(...Object.entries(KEYS).flatMap(([title, keys]) =>
+  [el("h3", {}, title), el("dl", { class: "keys" }, ...keys.flatMap(([name, does]) => [el("dt", {}, ...key(name)), el("dd", {}, does)]))]));
 
 export const openKeys = () => byId("keys").showModal();
 
-export function openZoom() {
-  const card = currentCard();
-  if (!card || card.values) return;
-  byId("zoom-title").textContent = card.id;
-  const figures = (reasons) => reasons.map((reason) =>
-    el("figure", {}, image(reason.row, 384), el("figcaption", {}, el("span", { class: "name" }, dot(codeOf(reason.label)), reason.label ?? "?"), el("b", { class: side(reason.weight) }, signed(reason.weight)))));
-  const because = contested(card)
-    ? card.sides.flatMap((one, i) => [el("h3", {}, `${one.label}, ${SIDES[i][0]}: ${percent(one.share)}`), ...figures(one.reasons)])
-    : [el("h3", {}, "Because of these labels"), ...figures(card.reasons)];
-  byId("zoom-body").replaceChildren(
-    el("figure", { class: "whole" }, image(card.row, 1600), el("figcaption", {}, el("span", { class: "name" }, dot(codeOf(card.label)), card.label ?? "no label"), el("b", {}, card.answer ?? percent(card.confidence)), el("span", { class: "quiet", title: "0 % next to a labelled row, 100 % far from all of them" }, `variance ${percent(card.variance)}`))),
-    el("div", { class: "because" }, ...because));
-  byId("zoom").showModal();
+// --- leaving: exports, and the commands that use the labels -----------------------------------------------------------------------
+
+function formatItem(format) {
+  const blocked = format.needs_images && !state.about.images;
+  const files = el("div", { class: "files", role: "status" });
+  const button = el("button", { type: "button", "data-format": format.name, disabled: blocked, onclick: () => write(format, button, files) }, icon("export"), el("span", {}, "Write"));
+  return el("li", {}, el("div", { class: "format" }, el("b", {}, format.title), el("code", { class: "quiet" }, format.ends ?? "")), button,
+    blocked ? el("p", { class: "quiet files" }, "Needs images.") : files);
 }
 
-byId("cards").addEventListener("click", (event) => {
-  if (event.target.closest(".enlarge")) openZoom();
-});
+async function write(format, button, files) {
+  button.disabled = true;
+  files.replaceChildren("Writing…");
+  const told = await exportTo(format.name);
+  button.disabled = false;
+  if (told.error) return files.replaceChildren(el("p", { class: "needs" }, told.error));
+  say(`${format.title} is written.`);
+  return files.replaceChildren(el("p", {}, `${plural(told.rows, "row")}, ${number(told.labels)} with a label:`), ...told.files.map((file) => el("code", {}, file)), ...(told.notes ?? []).map((note) => el("p", { class: "quiet" }, note)));
+}
+
+const COMMANDS = { predict: "Label new images", export: "Write one ONNX file that runs without this program" };
+
+function commandItem([name, command]) {
+  const button = el("button", { type: "button", class: "copy", onclick: () => copy(command, button) }, icon("copies"), el("span", {}, "Copy"));
+  return [el("dt", {}, COMMANDS[name] ?? name), el("dd", {}, el("code", {}, command), button)];
+}
+
+async function copy(command, button) {
+  const done = await navigator.clipboard.writeText(command).then(() => true, () => false);
+  button.querySelector("span").textContent = done ? "Copied" : "Select and copy it";
+  say(done ? "Copied." : "The browser does not allow copying.");
+}
+
+export function openLeaving(part) {
+  byId("formats").replaceChildren(...(state.about.formats ?? []).map(formatItem));
+  byId("commands").replaceChildren(...Object.entries(state.about.commands ?? {}).flatMap(commandItem));
+  byId("leaving").showModal();
+  byId(part).scrollIntoView({ block: "start" });
+  byId(part).querySelector("button:not(:disabled)")?.focus();
+}
+
 byId("help").addEventListener("click", openKeys);
-byId("many").addEventListener("click", openBulk);
+byId("explain").addEventListener("click", openGuarantee);
+byId("guarantee-check").addEventListener("click", checkAtRandom);
+byId("check-random").addEventListener("click", checkAtRandom);
+byId("verdict-check").addEventListener("click", checkAtRandom);
+byId("export").addEventListener("click", () => openLeaving("export-part"));
+byId("verdict-use").addEventListener("click", () => openLeaving("export-part"));
+byId("use").addEventListener("click", () => openLeaving("use-part"));
+byId("manage").addEventListener("click", () => {
+  document.body.classList.add("side-open");
+  setMode("grid");
+});

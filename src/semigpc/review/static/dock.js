@@ -1,53 +1,75 @@
-// The bar below: the classes of the current card with their digits, and buttons for use without a keyboard.
+// The bar below the grid: accept the rest of the page in one step, and move what is marked to another class.
 
-import { acceptCurrent, choose, correctCurrent, skipCurrent } from "./actions.js";
-import { byId, dot, el, fitted, number, percent, plural } from "./dom.js";
-import { clearSelected } from "./grid.js";
-import { openBulk, openPicker } from "./dialogs.js";
-import { codeOf, currentCard, onChange, state } from "./store.js";
+import { acceptMany, answer, assign } from "./actions.js";
+import { contested } from "./card.js";
+import { byId, number, plural } from "./dom.js";
+import { openPicker } from "./dialogs.js";
+import { clearMarks, leave, start } from "./grid.js";
+import { onUndone } from "./outbox.js";
+import { cardOf, isOpen, onChange, state } from "./store.js";
 
-let shown = { row: null, label: null, names: [] };
+// Open cards that are not marked and have one label to accept.
+function rest() {
+  const cards = state.order.filter((row) => !state.selected.has(row)).map(cardOf);
+  return cards.filter((card) => isOpen(card) && card.label !== null && !contested(card));
+}
 
-// Classes in the order of their probability. While a card is current they keep their places, so that no digit changes its
-// meaning under a finger, unless the label itself has changed.
-function ranked(card) {
-  const choices = state.choices.get(card.row);
-  const fresh = choices ?? (card.label === null ? [] : [[card.label, card.confidence]]);
-  const same = shown.row === card.row && shown.label === card.label && shown.names.length > 1;
-  if (!same) return fresh;
-  const byName = new Map(fresh);
-  return shown.names.map(([name, before]) => [name, byName.get(name) ?? before]);
+export function acceptRest() {
+  const cards = rest();
+  if (cards.length === 0) return;
+  acceptMany(cards);
+  leave(cards.map((card) => card.row));
+}
+
+export function moveMarked() {
+  const rows = [...state.selected];
+  if (rows.length === 0) return;
+  openPicker(`Move ${plural(rows.length, "card")} to which class?`, (label) => {
+    assign(rows, label);
+    leave(rows);
+  });
+}
+
+// Keep the label of a card for which two classes compete, or change it.
+export function settle(position) {
+  const card = state.current === null ? null : cardOf(state.current);
+  if (!card || !contested(card) || !card.sides[position]) return;
+  answer(card.row, card.sides[position].label);
 }
 
 function show() {
-  const card = currentCard();
-  const many = state.selected.size > 0;
-  byId("answers").hidden = many;
-  byId("selection").hidden = !many;
-  byId("selected-text").textContent = `${plural(state.selected.size, "card")} selected`;
-  byId("accept-selected").replaceChildren(`Accept ${number(state.selected.size)}`, el("kbd", {}, "A"));
-  for (const id of ["accept", "other", "skip"]) byId(id).disabled = card === null;
-  const names = card ? ranked(card) : [];
-  shown = { row: card?.row ?? null, label: card?.label ?? null, names };
-  byId("choices").style.setProperty("--columns", String(names.length <= 5 ? 5 : Math.ceil(names.length / 2)));
-  byId("choices").replaceChildren(...names.map(([name, share], i) =>
-    el("button", { type: "button", class: name === card.label ? "choice first" : "choice", "data-label": name, "aria-keyshortcuts": String(i + 1), title: name, onclick: () => choose(i) },
-      el("kbd", {}, String(i + 1)), dot(codeOf(name)), el("span", { class: "name" }, fitted("span", {}, name)), el("span", { class: "share" }, card.answer && name === card.label ? "" : percent(share)))));
+  const count = rest().length;
+  const marked = state.selected.size;
+  const wrong = state.filters.label !== null;
+  byId("accept-rest").disabled = count === 0;
+  byId("accept-rest").querySelector("span").textContent = count === 0 ? "Nothing to accept here" : marked ? `Accept the other ${number(count)}` : `Accept all ${number(count)} on this page`;
+  byId("move").hidden = byId("clear").hidden = marked === 0;
+  byId("move").querySelector("span").textContent = `Move ${number(marked)} to a class`;
+  byId("marked-text").textContent = marked ? `${number(marked)} marked${wrong ? " as wrong" : ""}` : "";
+  byId("how").textContent = state.progress?.state === "cold"
+    ? "Nothing is predicted yet. Mark images that are alike, and move them to a class."
+    : wrong
+      ? "Click what is wrong, then accept the rest of the page. Move the marked ones to their class, or leave them open."
+      : "Choose a class to check it at a glance. Enter opens a card, Space marks it.";
 }
 
 onChange((what) => {
-  if (what.choices || what.rows || what.progress) show();
+  if (state.mode === "grid" && (what.marks || what.rows || what.progress || what.mode || what.outbox)) show();
+});
+onChange((what) => {
+  if (state.mode === "grid" && what.refused) start({ keep: true }).catch(() => {}); // what had left the page is open again
+});
+onUndone(() => {
+  if (state.mode === "grid") start({ keep: true, focus: true }).catch(() => {});
 });
 
 byId("cards").addEventListener("click", (event) => {
   const pick = event.target.closest(".pick"); // its card is the current one by now
-  if (pick) correctCurrent(pick.dataset.label);
+  if (pick) answer(state.current, pick.dataset.label);
 });
-byId("accept").addEventListener("click", acceptCurrent);
-byId("other").addEventListener("click", openPicker);
-byId("skip").addEventListener("click", skipCurrent);
-byId("accept-selected").addEventListener("click", openBulk);
-byId("clear").addEventListener("click", clearSelected);
+byId("accept-rest").addEventListener("click", acceptRest);
+byId("move").addEventListener("click", moveMarked);
+byId("clear").addEventListener("click", clearMarks);
 
-// The panel ends where the bar begins, however many lines of classes there are.
+// The panel ends where the bar begins.
 new ResizeObserver(() => document.documentElement.style.setProperty("--dock", `${byId("dock").offsetHeight}px`)).observe(byId("dock"));

@@ -87,9 +87,14 @@ window.addEventListener("resize", () => {
 
 let quiet = null;
 
-// Show a message on the screen, and read it out by a screen reader.
-export function announce(text) {
+// Have a screen reader read a message out.
+export const say = (text) => {
   byId("live").textContent = text;
+};
+
+// Show a message on the screen too.
+export function announce(text) {
+  say(text);
   const toast = byId("toast");
   toast.textContent = text;
   toast.classList.add("shown");

@@ -1,11 +1,12 @@
 // The panel beside the cards: filters, and how good the labels of each class are.
 
-import { byId, dot, el, number, percent, plural, short } from "./dom.js";
+import { openRename } from "./dialogs.js";
+import { byId, dot, el, icon, number, percent, short } from "./dom.js";
 import { start } from "./grid.js";
-import { onChange, state } from "./store.js";
+import { classesInUse, onChange, state } from "./store.js";
 
 const STATUSES = [
-  ["unreviewed", "To review"],
+  ["unreviewed", "To check"],
   ["abstained", "Left open"],
   ["outlier", "Outliers"],
   ["suspected", "Suspected"],
@@ -16,12 +17,13 @@ const STATUSES = [
   ["labelled", "Labelled"],
   ["all", "All"],
 ];
-const MANY = 12; // classes, from which on they can be searched
+const MANY = 12; // classes, from which on they can be searched, and those used last come first
+const RECENT = 5; // of these
 
 function set(key, value) {
   state.filters[key] = value;
   show();
-  return start();
+  return start().catch(() => {}); // the header says if the server has gone
 }
 
 // --- statuses: radio buttons, of which the arrow keys choose ---------------------------------------------------------------
@@ -42,16 +44,6 @@ function showStatuses() {
     count.textContent = short(many);
     label.title = number(many);
   }
-}
-
-// --- how many labels are guaranteed at each precision ------------------------------------------------------------------------
-
-function showGrades() {
-  const { grades, counts } = state.progress;
-  byId("guarantees").hidden = grades.length === 0;
-  const rows = grades.map((grade) => [`${percent(grade.precision)}`, grade.labels]);
-  rows.push(["open", grades.length ? grades.at(-1).open : 0], ["unlike everything", counts.outlier]);
-  byId("grades").replaceChildren(...rows.flatMap(([name, labels]) => [el("dt", {}, name), el("dd", {}, number(labels))]));
 }
 
 // --- confidence ------------------------------------------------------------------------------------------------------------
@@ -80,7 +72,7 @@ function onRange(event) {
 
 for (const id of ["least", "most"]) {
   byId(id).addEventListener("input", onRange);
-  byId(id).addEventListener("change", () => start());
+  byId(id).addEventListener("change", () => start().catch(() => {}));
 }
 
 // --- classes ---------------------------------------------------------------------------------------------------------------
@@ -107,43 +99,72 @@ function tick(share, by) {
   return mark;
 }
 
+// By size; where there are many, those used last come first.
+function sorted(classes) {
+  const recent = classes.length < MANY ? [] : state.recent.slice(0, RECENT);
+  const place = (entry) => (recent.includes(entry.name) ? recent.indexOf(entry.name) : RECENT);
+  return [...classes].sort((a, b) => place(a) - place(b) || b.labels + b.believed - a.labels - a.believed || a.name.localeCompare(b.name));
+}
+
+let drawn = null; // what the list was made of, so that it is not made again under a finger
+
 function showClasses() {
   const text = byId("class-text").value.trim().toLowerCase();
-  const classes = state.progress?.classes ?? [];
+  const classes = classesInUse();
+  const made = JSON.stringify([classes, text, state.filters.label, state.recent.slice(0, RECENT)]);
+  if (made === drawn) return;
+  drawn = made;
   byId("class-text").hidden = classes.length < MANY;
   byId("class-count").textContent = number(classes.length);
-  const sorted = classes.filter((entry) => entry.name.toLowerCase().includes(text));
-  sorted.sort((a, b) => b.labels + b.believed - a.labels - a.believed || a.name.localeCompare(b.name));
-  byId("classes").replaceChildren(...sorted.map((entry) => {
-    const chosen = state.filters.label === entry.name;
-    const title = `${entry.name}: ${entry.labels} labelled, ${entry.believed} predicted`;
-    return el("li", {}, el("button", { type: "button", "aria-pressed": String(chosen), title, onclick: () => set("label", chosen ? null : entry.name) },
+  const listed = sorted(classes.filter((entry) => entry.name.toLowerCase().includes(text)));
+  byId("classes").replaceChildren(...listed.map(classItem));
+  showClassChoice(classes);
+}
+
+function classItem(entry) {
+  const chosen = state.filters.label === entry.name;
+  const title = `${entry.name}: ${entry.labels} labelled, ${entry.believed} predicted, ${entry.granted} of these guaranteed at 80 % or more`;
+  const granted = entry.granted > 0 ? short(entry.granted) : "none";
+  return el("li", { "data-name": entry.name },
+    el("button", { type: "button", class: "class", "aria-pressed": String(chosen), title, onclick: (event) => event.detail < 2 && chooseClass(chosen ? null : entry.name) },
       dot(entry.code), el("span", { class: "name" }, entry.name),
-      el("span", { class: "sizes" }, `${short(entry.labels)} + ${short(entry.believed)}`), ...precision(entry)));
-  }));
+      el("span", { class: "sizes" }, `${short(entry.labels)} + `, el("span", { class: entry.granted > 0 ? "" : "needs" }, granted)), ...precision(entry)),
+    el("button", { type: "button", class: "edit", "aria-label": `Rename ${entry.name}`, title: "Rename or merge", onclick: () => openRename(entry.name) }, icon("pencil")));
+}
+
+function showClassChoice(classes) {
+  const names = classes.map((entry) => entry.name).sort((a, b) => a.localeCompare(b));
+  byId("class-choice").replaceChildren(el("option", { value: "" }, "all classes"), ...names.map((name) => el("option", { value: `=${name}` }, name)));
+  byId("class-choice").value = state.filters.label === null ? "" : `=${state.filters.label}`;
+  byId("next-class").disabled = names.length === 0;
+}
+
+export const chooseClass = (name) => set("label", name);
+
+// The class with most rows to check, and from there on the next in the list.
+export function nextClass() {
+  const listed = sorted(classesInUse()).filter((entry) => entry.believed > 0);
+  if (listed.length === 0) return;
+  const at = listed.findIndex((entry) => entry.name === state.filters.label);
+  chooseClass(listed[(at + 1) % listed.length].name);
 }
 
 byId("class-text").addEventListener("input", showClasses);
+byId("class-choice").addEventListener("change", () => chooseClass(byId("class-choice").value.slice(1) || null));
+byId("next-class").addEventListener("click", nextClass);
+byId("classes").addEventListener("dblclick", (event) => {
+  const item = event.target.closest("li");
+  if (item) openRename(item.dataset.name);
+});
 
 // --- the rest --------------------------------------------------------------------------------------------------------------
 
-function showProgress() {
-  const { reviewed, total, stale, nothing } = state.progress;
-  byId("bar").setAttribute("aria-valuenow", String(reviewed));
-  byId("bar").setAttribute("aria-valuemax", String(total));
-  byId("bar").firstChild.style.width = `${(100 * reviewed) / Math.max(1, total)}%`;
-  byId("progress-text").textContent = `${number(reviewed)} of ${number(total)} reviewed`;
-  byId("stale").hidden = stale === 0;
-  byId("stale").textContent = `${plural(stale, "row is", "rows are")} being scored again; counts may change.`;
-  byId("nothing").hidden = !nothing;
-  byId("nothing").textContent = nothing;
-  byId("undo").disabled = state.undo === null;
-}
-
-function show() {
+export function show() {
   showStatuses();
   showHistogram();
   showClasses();
+  byId("nothing").hidden = !state.progress?.nothing;
+  byId("nothing").textContent = state.progress?.nothing ?? "";
   byId("sort").value = state.filters.sort;
   if (document.activeElement !== byId("text")) byId("text").value = state.filters.text;
 }
@@ -160,9 +181,8 @@ byId("filters").addEventListener("click", () => {
 });
 
 onChange((what) => {
-  if (!what.progress || !state.progress) return;
-  showProgress();
-  showGrades();
-  if (!byId("classes").contains(document.activeElement)) show();
+  if (state.mode !== "grid" || !state.progress || !(what.progress || what.mode)) return;
+  const typing = document.activeElement === byId("class-choice") || byId("classes").contains(document.activeElement);
+  if (what.mode || !typing) show();
   else showStatuses();
 });
