@@ -198,7 +198,7 @@ def test_a_suspected_label_stands_beside_what_the_others_predict(contested: Sess
     assert card["confidence"] == keep["share"] < 0.5 < change["share"]
     choices = contested.choices([row])[row]
     assert choices[:2] == [("square", keep["share"]), ("circle", change["share"])]
-    assert sum(share for _, share in choices) == pytest.approx(1, abs=1e-3)
+    assert sum(share or 0 for _, share in choices) == pytest.approx(1, abs=1e-3)
     contested.accept([row])
     kept = contested.card(row)
     assert (kept["label"], kept["answer"]) == ("square", "accepted")
@@ -295,7 +295,7 @@ def test_a_correction_returns_the_visible_cards_that_changed_and_no_others(
     assert reply["choices"][rows[0]][0][0] == "square"
     second = session.card(rows[1])
     assert reply["choices"][rows[1]][0] == (second["label"], second["confidence"])
-    assert sum(share for _, share in reply["choices"][rows[1]]) == pytest.approx(1, abs=1e-3)
+    assert sum(share or 0 for _, share in reply["choices"][rows[1]]) == pytest.approx(1, abs=1e-3)
 
 
 @pytest.mark.parametrize("self_training", [0, 3])
