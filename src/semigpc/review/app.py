@@ -8,7 +8,6 @@ import json
 import logging
 import os
 import secrets
-import shlex
 import signal
 import socket
 import threading
@@ -108,7 +107,8 @@ def _earlier_address(path: Path) -> PageAddress | None:
         if not own or facts.st_mode & 0o077:
             return None
         stored = json.loads(path.read_text())
-        port, token = stored["port"], stored["token"]
+        port = stored["port"]
+        token = stored["token"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
     is_sound = isinstance(port, int) and 0 < port < 2**16 and isinstance(token, str)
@@ -130,7 +130,13 @@ def _listen(port: int, earlier: PageAddress | None) -> socket.socket:
         ) from error
 
 
-def serve(session: Session, *, port: int = 0, ready: Callable[[str], None]) -> None:
+def serve(
+    session: Session,
+    *,
+    port: int = 0,
+    commands: Mapping[str, str] | None = None,
+    ready: Callable[[str], None],
+) -> None:
     """Serve the page until Ctrl-C or SIGTERM.
 
     The address is that of the last time where possible, so that a page which is still open goes on.
@@ -138,6 +144,7 @@ def serve(session: Session, *, port: int = 0, ready: Callable[[str], None]) -> N
     Args:
         session: what is reviewed.
         port: 0 for that of the last time, or any free one.
+        commands: lines for a terminal that the page shows, by what they are for.
         ready: called with the address, which contains the secret, when the server listens.
 
     Raises:
@@ -156,7 +163,7 @@ def serve(session: Session, *, port: int = 0, ready: Callable[[str], None]) -> N
     # The same parser on every machine, whatever else is installed there. It is silent: a request
     # that is not HTTP gets a response of 400, and the application prints its own errors.
     config = uvicorn.Config(
-        make_app(session, token, own_port),
+        make_app(session, token, own_port, commands),
         http="h11",
         ws="none",
         lifespan="off",
@@ -304,7 +311,9 @@ class FormatRecord(TypedDict):
 Respond = Callable[[Any], Reply | ExportedFiles]
 
 
-def make_app(session: Session, token: str, port: int) -> ASGIApp:
+def make_app(
+    session: Session, token: str, port: int, commands: Mapping[str, str] | None = None
+) -> ASGIApp:
     """Return the whole application, behind its guard; ``port`` is the one that it is served on."""
     thumbnails = Thumbnails(session.project)
     paths = [path for path in STATIC.iterdir() if path.suffix in MEDIA_TYPES]
@@ -317,7 +326,7 @@ def make_app(session: Session, token: str, port: int) -> ASGIApp:
         return Response(files[name], media_type=MEDIA_TYPES[Path(name).suffix])
 
     async def about(_: Request) -> Response:
-        return _json(_about(session))
+        return _json(_about(session, commands or {}))
 
     async def thumbnail(request: Request) -> Response:
         row = _number(request.path_params["row"])
@@ -342,10 +351,8 @@ def make_app(session: Session, token: str, port: int) -> ASGIApp:
     return Guard(Starlette(routes=routes, exception_handlers=HANDLERS), token, port)
 
 
-def _about(session: Session) -> About:
+def _about(session: Session, commands: Mapping[str, str]) -> About:
     project = session.project
-    folder = shlex.quote(str(project.folder))
-    new = "NEW_PHOTOS" if project.images is not None else "NEW_TABLE"
     return {
         "folder": project.folder.resolve().name,
         "images": project.images is not None,
@@ -360,10 +367,7 @@ def _about(session: Session) -> About:
             }
             for each in FORMATS.values()
         ],
-        "commands": {
-            "predict": f"semigpc predict {folder} {new} --out new.csv",
-            "export": f"semigpc export {folder} --out model.onnx",
-        },
+        "commands": dict(commands),
     }
 
 

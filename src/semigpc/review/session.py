@@ -32,11 +32,12 @@ from semigpc.labeling.journal import (
     History,
     Kind,
     ReviewJournal,
+    first_open,
     now,
     random_order,
 )
 from semigpc.labeling.outputs import GIVEN_OUT
-from semigpc.labeling.project import Project, first_open
+from semigpc.labeling.project import Project
 from semigpc.review.model import Job, Reasons, ReviewModel, checked_name
 from semigpc.review.queue import KINDS, UNANSWERED, Filters, ReviewQueue
 from semigpc.review.reward import Progress, Reward, progress
@@ -365,7 +366,7 @@ class Session:
             return
         change = entry.changes[0]
         row = self.history.row(change.id)
-        drawn = int(self.order[row]) <= first_open(self.project, self.history.answers)
+        drawn = int(self.order[row]) <= self._first_open()
         if change.after is not None:
             self.model.note_prediction(row, change.after, drawn=drawn)
 
@@ -426,6 +427,18 @@ class Session:
         return np.asarray(
             (model.known_codes < 0) & (self.kinds == UNANSWERED) & model.has_embedding
         )
+
+    def _first_open(self) -> int:
+        """Return how many rows of the random order come before the first that is open."""
+        is_open = np.ones(len(self), dtype=bool)
+        is_open[[*self.history.answers, *self.project.given, *self.project.bad]] = False
+        return first_open(self.order, is_open)
+
+    def _drawn(self) -> list[Answer]:
+        """Return the answers to rows that were drawn at random: a sample of all rows."""
+        first = self._first_open()
+        answers = self.history.answers.items()
+        return [answer for row, answer in answers if int(self.order[row]) < first]
 
     def _may_ask(self, row: int, seen: Sequence[int]) -> bool:
         return row not in seen and self.kinds[row] == UNANSWERED
@@ -596,7 +609,7 @@ class Session:
             "clock": self.model.clock,
             "steps": self.history.steps,
             "undo": undo,
-            "progress": progress(self.queue, self.history, self.reward, self.project, self.order),
+            "progress": progress(self.queue, self.history, self.reward, self._drawn()),
             "cards": [self.card(int(row)) for row in rows],
         }
 
