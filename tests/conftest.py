@@ -8,6 +8,14 @@ import torch
 from tests.pretend_device import PretendDevice
 
 
+@pytest.fixture(autouse=True, scope="session")
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A cache of embeddings and features that is not the user's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SEMIGPC_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Leave nightly tests out wherever slow ones are left out."""
     for item in items:

@@ -27,9 +27,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "data": set(),
     "training": {"gp", "addons", "algorithms", "refiners", "models", "data"},
     "report": {"gp", "training"},
-    "export": {"training", "refiners", "gp", "models", "data"},
     "estimator": {"gp"},
     "labeling": {"gp", "estimator", "models", "data", "report"},
+    "export": {"training", "refiners", "gp", "models", "data", "estimator", "labeling"},
     "review": {"labeling", "estimator", "data", "report"},
     "paper": {"report", "training", "addons", "algorithms", "refiners", "gp", "models", "data"},
     "cli": {"addons", "algorithms", "refiners", "models", "data", "training", "export"}

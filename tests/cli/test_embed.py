@@ -21,6 +21,11 @@ def photos(tmp_path: Path) -> Path:
     return tmp_path / "photos"
 
 
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SEMIGPC_CACHE", str(tmp_path / "cache"))
+
+
 def test_embed_writes_a_table_and_says_what_it_holds(photos: Path, tmp_path: Path) -> None:
     out = tmp_path / "x.parquet"
     done = worked("embed", photos, "--out", out, TINY)
@@ -60,7 +65,7 @@ def test_embed_refuses_in_one_paragraph(photos: Path, tmp_path: Path) -> None:
     words = "1 of 5 images cannot be read (text.jpg: its content is not one of"
     refused(*command, code=1, words=words)
     worked(*command, "--skip-bad")
-    refused(*command, "--batch 2 --precision float32", code=2, words="--overwrite")
+    refused(*command, "--skip-bad --precision float32", code=2, words="--overwrite")
 
 
 COMMAND = "embed photos --out x.parquet --model test_resnet --pretrained none --image-size 96"
@@ -87,8 +92,7 @@ def test_ctrl_c_is_quiet_at_any_time_and_keeps_what_is_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_images(tmp_path / "photos", {"a": 1200}, size=(32, 32))
-    interrupt_when_there_is("x.parquet.parts", tmp_path)  # the network is being prepared
-    interrupt_when_there_is("x.parquet.parts/rows-*", tmp_path)
+    interrupt_when_there_is("cache/embeddings/*/rows-*", tmp_path)
     monkeypatch.chdir(tmp_path)
     facts = json.loads(worked(COMMAND, "--json").stdout)
     assert facts["rows"] == 1200

@@ -13,10 +13,14 @@ from sklearn.datasets import load_sample_image
 
 from semigpc.export import network
 from semigpc.export.run import export_run
+from semigpc.labeling.inference import load_labeling
+from semigpc.labeling.label import LabelSettings, label_data
+from semigpc.models.encoder import EmbedConfig
 from semigpc.training import train
 from semigpc.training.inference import images_at, load_run
 from tests.cli.calls import refused, worked
 from tests.cli.conftest import Trained
+from tests.labeling.samples import write_labels
 from tests.training.small_runs import small_run
 
 DOCS = Path(__file__).parents[2] / "docs" / "train.md"
@@ -108,6 +112,53 @@ def test_the_script_of_the_docs_returns_what_predict_returns_for_odd_images(
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::semigpc.io.images.RangeNote")
+def test_the_script_does_so_for_a_labelled_folder_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = make_labelling(tmp_path)
+    file = tmp_path / "model.onnx"
+    done = worked("export", out, "--out", file)
+    assert f"wrote {file}" in done.stdout
+    assert "checked on 24 images: largest difference" in done.stdout
+    (tmp_path / "odd").mkdir()
+    paths = odd_photographs(tmp_path / "odd")
+    predicted = json.loads(worked("predict", out, tmp_path / "odd", "--json").stdout)
+    labelling = load_labeling(out)
+    expected = labelling.model.predict_proba(labelling.embed(paths)[0])
+    (script,) = re.findall(r"```python\n(.*?)```", DOCS.read_text(), flags=re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["script.py", *map(str, paths)])
+    names: dict[str, Any] = {}
+    exec(compile(script, "docs/train.md", "exec"), names)
+    assert np.abs(names["probabilities"] - expected).max() <= 1e-4
+    assert np.ptp(expected, axis=0).max() > 0.05
+    guesses = {row["file_name"]: row["guess"] for row in predicted}
+    printed = [line.split()[1] for line in capsys.readouterr().out.splitlines()]
+    assert printed == [guesses[path.name] for path in paths]
+
+
+def make_labelling(folder: Path) -> Path:
+    """24 images of two classes by their colour, half of them labelled."""
+    rng = np.random.default_rng(0)
+    photos = folder / "photos"
+    photos.mkdir()
+    labels = {}
+    for number in range(24):
+        name = ("dark", "light")[number % 2]
+        pixels = rng.integers(0, 128, (50, 40, 3)) + 128 * (number % 2)
+        Image.fromarray(pixels.astype(np.uint8)).save(photos / f"{number:02d}.png")
+        if number < 12:
+            labels[f"{number:02d}.png"] = name
+    write_labels(folder / "labels.csv", labels, "file_name")
+    network = EmbedConfig(model="test_resnet", pretrained="none", image_size=32)
+    out = folder / "out"
+    labels_file = folder / "labels.csv"
+    label_data(LabelSettings(data=photos, labels=labels_file, out=out, embed=network, report=False))
+    return out
+
+
+@pytest.mark.slow
 def test_the_other_format_and_head_as_json(run: Path) -> None:
     done = worked("export", run, "--format torch --head gp --checkpoint last --json")
     told = json.loads(done.stdout)
@@ -133,7 +184,7 @@ def test_a_run_without_a_checkpoint_is_refused(trained: Trained, tmp_path: Path)
     copy = shutil.copytree(trained.run, tmp_path / "run", ignore=checkpoints)
     refused("export", copy, code=1, words="has no last checkpoint: it was stopped too early.")
     refused("export", trained.run, "--checkpoint best", code=1, words="has no best checkpoint")
-    refused("export", tmp_path, code=1, words="config.json does not exist: no run was started")
+    refused("export", tmp_path, code=2, words="neither a run nor a labelled folder")
     assert not (copy / "export").exists()
 
 

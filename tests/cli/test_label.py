@@ -94,8 +94,7 @@ def test_guesses_that_come_back_are_not_given_labels(table: Path, ending: str) -
 @pytest.mark.slow
 def test_what_was_made_from_labels_is_set_aside_when_they_are_replaced(table: Path) -> None:
     out = table.parent / "out"
-    made = ["audit.csv", "audit.json", "reviewed.csv", "reviewed.parquet", "reviewed_labels.csv"]
-    made += ["reviews.jsonl", "suggestions.csv"]
+    made = ["audit.csv", "audit.json", "exports", "reviews.jsonl", "suggestions.csv"]
     worked(*call(table, "--no-report"))
     for verb in ("audit", "suggest"):
         worked(verb, out)
@@ -108,8 +107,8 @@ def test_what_was_made_from_labels_is_set_aside_when_they_are_replaced(table: Pa
     assert all((out / name).exists() for name in made), "the same labels were made again"
     done = worked(*call(table, "--no-report --overwrite --seed 1"))
     for name in made:
-        stem, ending = name.split(".")
-        aside = f"{stem}.earlier-labels-1.{ending}"
+        stem, dot, ending = name.partition(".")
+        aside = f"{stem}.earlier-labels-1{dot}{ending}"
         assert not (out / name).exists()
         assert (out / aside).exists()
         assert aside in "".join(done.stdout.split()), "the terminal names it"

@@ -75,6 +75,6 @@ def test_train_and_predict_use_all_good_images(tmp_path: Path, trained: Trained)
     worked("train", photos, "--labels", labels, "--out", tmp_path / "run", OPTIONS)
     (photos / BAD[0].name).write_bytes(BAD[0].content)
     done = worked("predict", trained.run, photos, "--skip-bad --json")
-    files = [Path(row["file"]).name for row in json.loads(done.stdout)]
+    files = [Path(row["file_name"]).name for row in json.loads(done.stdout)]
     assert files == NAMES
     assert f"skipped: The image {photos / BAD[0].name} cannot be read" in done.stderr

@@ -122,7 +122,7 @@ def test_images_that_cannot_be_read_stop_or_are_skipped(trained: Trained, tmp_pa
     bad.write_bytes(whole[: len(whole) // 2])
     refused("predict", trained.run, tmp_path, code=1, words=str(bad))
     done = worked("predict", trained.run, tmp_path, "--skip-bad --json")
-    assert [row["file"] for row in json.loads(done.stdout)] == [str(good)]
+    assert [row["file_name"] for row in json.loads(done.stdout)] == [good.name]
     assert "skipped: The image" in done.stderr
     refused("predict", trained.run, bad, "--skip-bad", code=2, words="none of the 1 images")
 
@@ -161,7 +161,7 @@ def test_arrays(tmp_path: Path) -> None:
     assert own == other
     done = worked("predict", run, file, "--out", tmp_path / "a.csv")
     assert "not calibrated" not in done.output
-    names = [row["file"] for row in read_rows(tmp_path / "a.csv")]
+    names = [row["file_name"] for row in read_rows(tmp_path / "a.csv")]
     assert names == [f"x_unlabeled/{i}" for i in range(24)]
     np.savez(tmp_path / "test.npz", **judged)
     words = "has no unlabelled images, in x_unlabeled or with -1"
@@ -185,7 +185,7 @@ def test_one_label_a_class_is_too_few_to_calibrate_by_or_to_hold_out(tmp_path: P
         assert words in done.output
     done = semigpc("predict", run, file, "--json")
     assert "Note: The confidence is not calibrated" in done.stderr
-    names = [row["file"] for row in json.loads(done.stdout)]
+    names = [row["file_name"] for row in json.loads(done.stdout)]
     assert names[:6] == [f"x_labeled/{i}" for i in (1, 2, 3, 4, 5, 7)]
 
 

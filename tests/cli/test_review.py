@@ -9,6 +9,7 @@ import socket
 from pathlib import Path
 
 import pytest
+from pyarrow import parquet
 
 from semigpc.review.session import open_session
 from tests.cli.calls import refused, semigpc, worked
@@ -31,7 +32,7 @@ def out(labelled_once: Path, tmp_path: Path) -> Path:
 
 def test_help_teaches_the_whole_round() -> None:
     help_text = worked("review --help").output
-    assert "semigpc label photos --labels out/reviewed_labels.csv" in help_text
+    assert "semigpc review out --export" in help_text
 
 
 def test_without_the_extra_it_says_what_to_install(
@@ -61,11 +62,13 @@ def test_export_writes_and_says_what(out: Path) -> None:
     session.accept(first[:2])
     session.close()
     shown = worked("review", out, "--export")
-    assert f"wrote {out / 'reviewed.parquet'}" in shown.stdout
-    told = r"\n2 of \d+ reviewed: 2 accepted, 0 corrected, 0 skipped; 20 of 90 rows are labelled"
+    assert f"wrote {out / 'exports' / 'labels.parquet'}" in shown.stdout
+    told = r"\n2 of \d+ reviewed: 2 accepted, 0 corrected, 0 skipped, 0 none; \d+ of 90 rows"
     assert re.search(told, shown.stdout)
     as_json = json.loads(semigpc("review", out, "--export --json").stdout)
-    assert (as_json["rows"], as_json["labels"], as_json["reviewed"]) == (90, 20, 2)
+    table = parquet.read_table(out / "exports" / "labels.parquet")
+    assert as_json["rows"] == 90
+    assert as_json["labels"] == 90 - table["label"].null_count
 
 
 def test_a_line_that_a_crash_cut_off_is_told(out: Path) -> None:

@@ -17,7 +17,7 @@ def out(tmp_path: Path) -> Path:
 
 def test_suggestions_are_shown_written_and_taken_as_labels(out: Path) -> None:
     done = worked("suggest", out, "--count 25")
-    assert "unlike what is labelled" in done.stdout
+    assert "drawn at random" in done.stdout
     assert "and 5 more" in done.stdout
     assert "25 rows; write labels into its column label" in " ".join(done.stdout.split())
     path = out / "suggestions.csv"
@@ -34,10 +34,10 @@ def test_suggestions_are_shown_written_and_taken_as_labels(out: Path) -> None:
 
 
 def test_suggestions_as_json(out: Path) -> None:
-    done = worked("suggest", out, "--count 3 --json --rare 1 --outliers exclude")
+    done = worked("suggest", out, "--count 3 --json")
     rows = json.loads(done.stdout)
     assert len(rows) == 3
-    names = "row id believed confidence variance worth for_class why"
+    names = "row id believed confidence variance kind for_class why"
     assert list(rows[0]) == names.split()
     everything = semigpc("suggest", out, "--count 1000")
     assert "1000 were requested" in " ".join(everything.stdout.split())

@@ -15,7 +15,7 @@ from sklearn.datasets import load_digits
 
 from semigpc.cli.tables import comparison_table, pairs_table
 from semigpc.io.tables import read_labels
-from semigpc.io.text import spreadsheet_cell
+from semigpc.io.text import from_spreadsheet_cell, spreadsheet_cell
 from tests.cli.calls import SHORT, refused, semigpc, worked
 from tests.cli.own_data import write_table
 from tests.labeling.samples import list_column, read_rows, write_rows
@@ -102,13 +102,13 @@ def test_suggestions_that_were_filled_in_are_read_back(labelled: Path) -> None:
 def test_a_review_leaves_tables_that_are_read_back(labelled: Path) -> None:
     out = labelled / "out"
     printed("review", out, "--export")
-    exact = parquet.read_table(out / "reviewed.parquet")
+    exact = parquet.read_table(out / "exports" / "labels.parquet")
     labels = dict(zip(exact["file_name"].to_pylist(), exact["label"].to_pylist(), strict=True))
-    known = read_labels(out / "reviewed_labels.csv").given
+    known = read_labels(out / "exports" / "labels.csv").given
     assert known == {name: labels[name] for name in known}
-    assert read_labels(out / "reviewed.csv").given == known
+    assert read_labels(out / "exports" / "labels.csv").given == known
     assert len(known) == 36
-    assert "'@SUM(1)" in {row["label"] for row in read_rows(out / "reviewed_labels.csv")}
+    assert "'@SUM(1)" in {row["label"] for row in read_rows(out / "exports" / "labels.csv")}
 
 
 # Images: train, evaluate, predict, export ---------------------------------------------------------
@@ -168,12 +168,14 @@ def test_predict_shows_and_writes_any_name(
     shown = printed("predict", trained.run, *map(Path, FILES))
     for name in ("[bold]x.png", r"new\nline.png", ":cat:.png"):
         assert name in shown
-    written = {Path(row["file"]).name: row for row in read_rows(trained.root / "p.csv")}
+    rows = read_rows(trained.root / "p.csv")
+    written = {from_spreadsheet_cell(row["file_name"]): row for row in rows}
     assert set(FILES) <= set(written)
+    assert all(row["file_name"] == spreadsheet_cell(name) for name, row in written.items())
     exact = parquet.read_table(trained.root / "p.parquet").to_pylist()
     assert {row["label"] for row in exact} <= set(CLASSES)
     for row in exact:
-        assert written[Path(row["file"]).name]["label"] == spreadsheet_cell(row["label"])
+        assert written[row["file_name"]]["label"] == spreadsheet_cell(row["label"])
 
 
 @pytest.mark.slow

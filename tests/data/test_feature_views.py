@@ -29,13 +29,13 @@ from semigpc.data import (
     Images,
     ImageSet,
     Splits,
-    cache_root,
     feature_views,
 )
 from semigpc.data.folder import load
 from semigpc.io import parts
 from semigpc.io.errors import DataError
 from semigpc.io.images import ArrayImages, ZipImages
+from semigpc.io.parts import cache_root
 from semigpc.models import SmallCNN
 from tests.data.samples import plain_view, write_images
 

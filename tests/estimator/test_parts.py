@@ -8,7 +8,7 @@ import torch
 from scipy.stats import f_oneway
 
 from semigpc import SemiGPClassifier
-from semigpc.estimator.answers import left_out_scores, sharpened
+from semigpc.estimator.answers import FARTHEST_STEP, STEPS, left_out_scores, sharpened
 from semigpc.estimator.calibration import (
     USUAL_SHARPNESS,
     best_logit_scale,
@@ -116,6 +116,33 @@ def test_columns_are_weighted_by_how_well_they_tell_classes_apart() -> None:
     F = variance_ratios(plain["standard"](X).double().numpy(), codes)
     assert factors == pytest.approx(((1 + F) / (1 + F).mean()) ** 0.25, rel=1e-4)
     assert factors.argmin() == 3
+
+
+def test_steps_add_up_absolute_differences_of_ranks() -> None:
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((300, 4)).astype(np.float32) ** 3
+    codes = rng.integers(0, 3, 300)
+    ranks = fit_scalings(X, "rank")
+    stepped = weighted_scalings(ranks, X, codes)["weighted_steps"](X).double()
+    r = ranks["rank"](X).double().numpy()
+    F = variance_ratios(r, codes)
+    weights = (1 + F) / (1 + F).mean()
+    expected = np.abs(r[:, None] - r) @ weights * STEPS / (2 * FARTHEST_STEP)
+    found = torch.cdist(stepped, stepped).square().numpy()
+    # Within a step the difference is squared, so up to a quarter of each step's ends is lost.
+    assert (found <= expected + 1e-6).all()
+    assert (found >= expected - weights.sum() / 2 - 1e-6).all()
+
+
+def test_auto_tries_steps_on_tables_and_not_on_embeddings() -> None:
+    rng = np.random.default_rng(0)
+    truth = rng.integers(0, 8, 500)
+    bits = (truth[:, None] >> np.arange(3)) & 1  # classes are boxes, and so no blobs
+    narrow = np.c_[rng.uniform(-1, 1, (500, 3)) + 1.5 * bits, rng.standard_normal((500, 3))]
+    codes = np.where(np.arange(500) < 100, truth, -1)
+    assert SemiGPClassifier().fit(narrow, codes).scaling_ == "weighted_steps"
+    wide = np.tile(narrow, 22) + rng.normal(0, 1e-3, (500, 132))
+    assert not SemiGPClassifier().fit(wide, codes).scaling_.startswith("weighted")
 
 
 def test_a_column_that_decides_is_found_among_many_that_do_not() -> None:

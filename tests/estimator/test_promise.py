@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from semigpc import SemiGPClassifier
 from semigpc.estimator.answers import Decisions, LeftOutLabels, Status, highest_grade
-from semigpc.estimator.promise import Promise, make_promise
+from semigpc.estimator.promise import Promise, Reliability, make_promise
 from tests.estimator.long_tail import blobs
 
 EVEN = torch.full((4,), 0.25, dtype=torch.float64)
@@ -44,6 +44,23 @@ def draw(n: int, seed: int, *, sharper: float = 1.0) -> Drawn:
     truth = torch.multinomial(torch.softmax(logits, dim=1), 1, generator=rng).squeeze(1)
     probs = torch.softmax(sharper * logits, dim=1)
     return Drawn(Decisions(probs, probs.argmax(dim=1)), truth.numpy())
+
+
+def doubted(shares: tuple[float, ...], labels: tuple[int, ...]) -> float:
+    """Mean level for the same left-out labels, where shares and counts of labels are these."""
+    left = draw(200, 0).left_out()
+    counts = torch.tensor(labels, dtype=torch.float64)
+    trust = Reliability(left, torch.tensor(shares, dtype=torch.float64), counts)
+    return float(trust.levels.mean())
+
+
+def test_unlabelled_rows_unlike_uneven_labels_are_doubted() -> None:
+    even = (0.25, 0.25, 0.25, 0.25)
+    tail = (0.7, 0.2, 0.07, 0.03)
+    alike = doubted(tail, (140, 40, 14, 6))
+    apart = doubted(even, (140, 40, 14, 6))
+    assert apart < alike - 0.2, "few labels of some classes may hide rows of them"
+    assert apart < doubted(tail, (50, 50, 50, 50)) - 0.1, "even labels hide no class"
 
 
 def promise(left: Drawn, pool: Drawn, target: float, *, per_class: bool = False) -> Promise:

@@ -103,7 +103,7 @@ def test_another_network_is_refused_unless_overwritten(wanted: LabelSettings) ->
     assert label_data(other, overwrite=True)["rows"] == 24
 
 
-def test_to_overwrite_is_to_embed_from_the_start(
+def test_to_overwrite_embeds_nothing_again(
     wanted: LabelSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     label_data(wanted)
@@ -118,7 +118,7 @@ def test_to_overwrite_is_to_embed_from_the_start(
     monkeypatch.setattr(inputs_module, "embed_folder", counted)
     label_data(wanted)
     label_data(wanted, overwrite=True)
-    assert made == [None, 24]
+    assert made == [None, 0]
 
 
 def test_which_folders_hold_images(wanted: LabelSettings, tmp_path: Path) -> None:

@@ -16,11 +16,18 @@ import torch
 from PIL import Image, ImageOps
 from pyarrow import parquet
 
-from semigpc.io import parts
+from semigpc.io import graphs, parts
 from semigpc.io.errors import DataError, ImageError, SettingsError, WriteError
 from semigpc.io.images import read_image, read_squares
 from semigpc.models import ModelConfig, encoder
-from semigpc.models.encoder import EmbedConfig, Encoder, embed_folder, frozen_backbone, weights_hash
+from semigpc.models.encoder import (
+    EmbedConfig,
+    Encoder,
+    embed_files,
+    embed_folder,
+    frozen_backbone,
+    weights_hash,
+)
 from tests.data.samples import random_image, write_images
 
 CPU = torch.device("cpu")
@@ -33,7 +40,26 @@ def rows_of(path: Path) -> dict[str, list[float]]:
 
 
 def leftovers(folder: Path) -> set[str]:
-    return {path.name for path in folder.iterdir()} - {"photos", "x.parquet"}
+    return {path.name for path in folder.iterdir()} - {"photos", "x.parquet", "cache"}
+
+
+def stored(folder: Path) -> list[Path]:
+    """The parts in the cache of a test."""
+    return sorted((folder / "cache" / "embeddings").rglob("rows-*.safetensors"))
+
+
+def embedded_afresh(photos: Path, out: Path, config: "EmbedConfig") -> Path:
+    """Embed with an empty cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SEMIGPC_CACHE", str(out.with_name("another_cache")))
+        path = embed_folder(photos, out, config).path
+    shutil.rmtree(out.with_name("another_cache"))
+    return path
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SEMIGPC_CACHE", str(tmp_path / "cache"))
 
 
 @pytest.fixture
@@ -197,9 +223,9 @@ def stop_after(photos: Path, out: Path, images: int) -> None:
 def test_after_a_stop_only_what_is_missing_is_embedded(
     photos: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = embed_folder(photos, out.with_name("whole.parquet"), TINY).path
+    whole = embedded_afresh(photos, out.with_name("whole.parquet"), TINY)
     stop_after(photos, out, 6)
-    assert len(list(Path(f"{out}.parts").glob("rows-*.safetensors"))) == 2
+    assert len(stored(out.parent)) == 2
     monkeypatch.setattr(encoder, "GROUP_ROWS", 2)
     result = embed_folder(photos, out, TINY)
     assert (result.rows, result.made) == (7, 1)
@@ -217,7 +243,7 @@ def test_images_that_came_or_changed_during_a_stop_are_embedded_too(
     (photos / "a/deep/1.png").unlink()
     result = embed_folder(photos, out, TINY)
     assert (result.rows, result.made) == (7, 3)
-    check_same(out, embed_folder(photos, out.with_name("y.parquet"), TINY).path)
+    check_same(out, embedded_afresh(photos, out.with_name("y.parquet"), TINY))
 
 
 def replace_content(image: Path, seed: int) -> None:
@@ -243,7 +269,7 @@ def test_an_image_replaced_by_one_of_the_same_size_and_time_is_embedded_again(
     replace_content(bitmaps / "a/deep/0.png", 5)
     result = embed_folder(bitmaps, out, TINY)
     assert (result.rows, result.made) == (7, 2)
-    check_same(out, embed_folder(bitmaps, out.with_name("y.parquet"), TINY).path)
+    check_same(out, embedded_afresh(bitmaps, out.with_name("y.parquet"), TINY))
     replace_content(bitmaps / "a/deep/0.png", 6)
     with pytest.raises(DataError, match=r"7 rows.*other images"):
         embed_folder(bitmaps, out, TINY)
@@ -260,27 +286,88 @@ def test_images_of_equal_content_are_embedded_once_and_have_the_same_row(
     assert rows["b/copy.png"] == rows["b/1.png"]
 
 
-def test_to_overwrite_is_to_begin_from_the_start(photos: Path, out: Path) -> None:
+def test_to_overwrite_replaces_the_table_and_embeds_nothing_again(photos: Path, out: Path) -> None:
     stop_after(photos, out, 6)
-    assert embed_folder(photos, out, TINY, overwrite=True).made == 7
-    assert embed_folder(photos, out, TINY, overwrite=True).made == 7
+    assert embed_folder(photos, out, TINY, overwrite=True).made == 1
+    before = rows_of(out)
+    assert embed_folder(photos, out, TINY, overwrite=True).made == 0
+    assert rows_of(out) == before
 
 
-def test_parts_of_other_settings_are_an_error_unless_overwritten(photos: Path, out: Path) -> None:
-    stop_after(photos, out, 3)
-    other = replace(TINY, image_size=64)
-    with pytest.raises(DataError, match=r"image_size is 32 there and 64 here.*overwrite=True"):
-        embed_folder(photos, out, other)
-    assert embed_folder(photos, out, other, overwrite=True).made == 7
+def test_rows_of_other_settings_are_apart(photos: Path, out: Path) -> None:
+    stop_after(photos, out, 6)
+    for other in (replace(TINY, image_size=64), replace(TINY, precision="float32")):
+        assert embed_folder(photos, out, other, overwrite=True).made == 7
+    assert embed_folder(photos, out, TINY, overwrite=True).made == 1
     assert leftovers(out.parent) == set()
 
 
-def test_a_damaged_part_is_named(photos: Path, out: Path) -> None:
-    stop_after(photos, out, 3)
-    part = next(Path(f"{out}.parts").glob("rows-*.safetensors"))
+def test_a_damaged_part_is_deleted_with_a_note_and_its_images_are_embedded_again(
+    photos: Path, out: Path
+) -> None:
+    stop_after(photos, out, 6)
+    part = stored(out.parent)[0]
     part.write_bytes(part.read_bytes()[:150])
-    with pytest.raises(DataError, match=rf"{part.name} .*Delete that file"):
-        embed_folder(photos, out, TINY)
+    with pytest.warns(UserWarning, match=rf"{part.name}.*embedded again"):
+        assert embed_folder(photos, out, TINY).made == 4
+    assert not part.exists()
+    check_same(out, embedded_afresh(photos, out.with_name("y.parquet"), TINY))
+
+
+# The store ----------------------------------------------------------------------------------------
+
+
+def test_an_image_is_embedded_once_whatever_its_name_and_folder(
+    photos: Path, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = embed_folder(photos, out, TINY)
+    shutil.copytree(photos, tmp_path / "moved/deeper")
+    other = embed_folder(tmp_path / "moved", tmp_path / "moved.parquet", TINY)
+    assert (other.rows, other.made) == (7, 0)
+    monkeypatch.setattr(EmbedConfig, "encoder", None)  # the network is not even built
+    paths = [photos / "b/2.png", tmp_path / "moved/deeper/b/2.png", photos / "b/0.png"]
+    rows, bad = embed_files(paths, TINY, first.key)
+    assert bad == {}
+    expected = rows_of(out)
+    assert rows.tolist() == [expected["b/2.png"], expected["b/2.png"], expected["b/0.png"]]
+
+
+def test_rows_of_files_are_those_of_a_table(photos: Path, out: Path) -> None:
+    key = embed_folder(photos, out, TINY).key
+    expected = rows_of(out)
+    shutil.rmtree(out.with_name("cache"))
+    (photos / "text.png").write_text("no image")
+    rows, bad = embed_files([photos / "text.png", photos / "b/1.png"], TINY, key)
+    assert np.allclose(rows[1], expected["b/1.png"], rtol=2e-3, atol=1e-4)
+    assert list(bad) == [0]
+    assert "is not one of" in bad[0]
+    assert len(stored(out.parent)) == 1
+
+
+def test_another_network_is_refused_before_anything_is_stored(photos: Path, out: Path) -> None:
+    key = embed_folder(photos, out, TINY).key
+    other = replace(key, weights="0" * 64)
+    with pytest.raises(DataError, match=r"not the network .* its weights is .*Put back"):
+        embed_files([photos / "b/1.png"], TINY, other)
+    assert len({part.parent for part in stored(out.parent)}) == 1
+
+
+def test_two_processes_may_add_rows_at_once(photos: Path, out: Path) -> None:
+    key = embed_folder(photos, out, TINY).key
+    shutil.rmtree(out.with_name("cache"))
+    one, other = encoder.RowStore(key), encoder.RowStore(key)
+    marks = [bytes([i]) * 16 for i in range(3)]
+    rows = torch.arange(3.0).half().unsqueeze(1).expand(3, key.width)
+    one.add("rows", marks[:2], {"embedding": rows[:2]})
+    other.add("rows", marks[1:], {"embedding": rows[1:]})
+    one.flush()
+    killed = stored(out.parent)[0].with_name(".rows-x.semigpc-draft.safetensors")
+    killed.write_text("half a part")
+    other.flush()
+    assert not killed.exists()
+    for store in (one, other, encoder.RowStore(key)):
+        assert set(store.known()) == set(marks)
+        assert torch.equal(store.rows("embedding", marks), rows)
 
 
 def test_a_finished_table_is_used_while_nothing_changed(photos: Path, out: Path) -> None:
@@ -330,6 +417,7 @@ def test_both_engines_write_the_same_rows(
     config = replace(TINY, precision="float32")
     other = out.with_name("y.parquet")
     assert " on torch, about " in announced(photos, out, config)
+    monkeypatch.setenv("SEMIGPC_CACHE", str(out.with_name("another")))
     monkeypatch.setattr(encoder, "WORTHWHILE_PIXELS", 0)
     monkeypatch.setattr(encoder, "granted", lambda: 2)
     assert " on ONNX Runtime, about " in announced(photos, other, config)
@@ -343,7 +431,7 @@ def without_packages(patch: pytest.MonkeyPatch) -> None:
 
 
 def with_wrong_outputs(patch: pytest.MonkeyPatch) -> None:
-    right = encoder.open_onnx
+    right = graphs.open_onnx
 
     def wrong(path: Path, threads: int) -> Any:
         run = right(path, threads)
@@ -420,8 +508,9 @@ def test_no_images_no_folder_and_no_place_to_write(
     wrong("nowhere does not exist", out="nowhere/x.parquet")
     (tmp_path / "folder.parquet").mkdir()
     wrong("folder.parquet is a folder", out="folder.parquet")
-    (tmp_path / "full.parquet.parts").write_text("in the way")
-    wrong(r"full.parquet.parts\S* could not be written", out="full.parquet")
+    (tmp_path / "cache").write_text("in the way")
+    wrong(r"cache\S* could not be written.*set SEMIGPC_CACHE")
+    (tmp_path / "cache").unlink()
 
     def full(*_arguments: object, **_options: object) -> None:
         raise OSError(28, "No space left on device")

@@ -251,10 +251,10 @@ def test_an_unexpected_error_is_reported(
 
 
 def test_export_writes_beside_the_reviews(client: Any, session: Session) -> None:
-    written = post(client, "export").json()
+    written = post(client, "export", format="parquet").json()
     assert written["rows"] == len(session)
     names = [path.rsplit("/", 1)[1] for path in written["files"]]
-    assert names == ["reviewed.parquet", "reviewed.csv", "reviewed_labels.csv"]
+    assert names == ["labels.parquet"]
 
 
 # Thumbnails -----------------------------------------------------------------------------------

@@ -112,6 +112,7 @@ def assert_same(a: Shown, b: Shown, *, bounds: bool = False) -> None:
 def with_self_training(out: Path, rounds: int) -> None:
     settings = json.loads((out / "project.json").read_text())
     settings["parameters"]["self_training"] = rounds
+    settings["options"]["self_training"] = rounds
     (out / "project.json").write_text(json.dumps(settings))
 
 
@@ -197,7 +198,7 @@ def test_a_suspected_label_stands_beside_what_the_others_predict(contested: Sess
     assert card["confidence"] == keep["share"] < 0.5 < change["share"]
     choices = contested.choices([row])[row]
     assert choices[:2] == [("square", keep["share"]), ("circle", change["share"])]
-    assert sum(share for _, share in choices) == pytest.approx(1, abs=1e-3)
+    assert sum(share or 0 for _, share in choices) == pytest.approx(1, abs=1e-3)
     contested.accept([row])
     kept = contested.card(row)
     assert (kept["label"], kept["answer"]) == ("square", "accepted")
@@ -294,7 +295,7 @@ def test_a_correction_returns_the_visible_cards_that_changed_and_no_others(
     assert reply["choices"][rows[0]][0][0] == "square"
     second = session.card(rows[1])
     assert reply["choices"][rows[1]][0] == (second["label"], second["confidence"])
-    assert sum(share for _, share in reply["choices"][rows[1]]) == pytest.approx(1, abs=1e-3)
+    assert sum(share or 0 for _, share in reply["choices"][rows[1]]) == pytest.approx(1, abs=1e-3)
 
 
 @pytest.mark.parametrize("self_training", [0, 3])
@@ -354,7 +355,7 @@ def test_rows_elsewhere_are_scored_later_as_when_they_are_shown(session: Session
     status = session.model.status.copy()
     session.model.scored_at[:] = -1
     session.model.score(np.arange(len(session)))
-    np.testing.assert_allclose(confidence, session.model.confidence, atol=1e-5)
+    np.testing.assert_allclose(confidence, session.model.confidence, atol=2e-4)
     assert (status == session.model.status).all()
 
 
@@ -528,41 +529,34 @@ def answered(session: Session) -> tuple[int, int, int]:
 def test_both_tables_hold_every_row_with_its_answer(
     session: Session, out: Path, answered: tuple[int, int, int]
 ) -> None:
-    accepted, corrected, skipped = answered
+    accepted, corrected, _ = answered
     before = {path.name for path in out.iterdir()}
-    written = session.export()
-    assert (written["reviewed"], written["labels"]) == (2, len(session.project.given) + 2)
-    table = parquet.read_table(out / "reviewed.parquet")
-    columns = [
-        "file_name",
-        "label",
-        "guess",
-        "confidence",
-        "variance",
-        "status",
-        "reviewed",
-        "answer",
+    written = [session.export(name) for name in ("csv", "parquet")]
+    assert [each.files for each in written] == [
+        (out / "exports" / "labels.csv",),
+        (out / "exports" / "labels.parquet",),
     ]
-    assert table.column_names == columns
+    table = parquet.read_table(out / "exports" / "labels.parquet")
+    assert table.column_names[:3] == ["file_name", "label", "guess"]
     rows: list[dict[str, Any]] = table.to_pylist()
     assert [row["file_name"] for row in rows] == session.project.ids
-    assert list(rows[accepted].values())[3::2] == [1.0, "labelled", "accepted"]
-    assert (rows[corrected]["label"], rows[corrected]["answer"]) == (ODD_CLASS, "corrected")
-    assert (rows[skipped]["reviewed"], rows[skipped]["answer"]) == (False, "skipped")
-    assert sum(row["reviewed"] for row in rows) == 2
-    with (out / "reviewed.csv").open(newline="", encoding="utf-8") as file:
+    assert (rows[accepted]["confidence"], rows[accepted]["status"]) == (1.0, "labelled")
+    assert [rows[row]["answer"] for row in answered] == ["accepted", "corrected", "skipped"]
+    assert rows[corrected]["label"] == ODD_CLASS
+    assert {row["answer"] for row in rows} == {"accepted", "corrected", "skipped", None}
+    labelled = [row["status"] == "labelled" for row in rows]
+    assert sum(labelled) == len(session.project.given) + 2
+    with (out / "exports" / "labels.csv").open(newline="", encoding="utf-8") as file:
         flat = list(csv.DictReader(file))
     assert [row["label"] or None for row in flat] == [row["label"] for row in rows]
-    assert flat[accepted]["reviewed"] == "true"
     session.export()
-    files = {"reviewed.parquet", "reviewed.csv", "reviewed_labels.csv"}
-    assert {path.name for path in out.iterdir()} - before == files, "nothing else is left"
+    assert {path.name for path in out.iterdir()} - before == {"exports"}, "nothing else is left"
 
 
 @pytest.mark.usefixtures("answered")
 def test_all_rows_are_scored_before_they_are_written(session: Session, out: Path) -> None:
-    session.export()
-    written = parquet.read_table(out / "reviewed.parquet")["guess"].to_pylist()
+    session.export("parquet")
+    written = parquet.read_table(out / "exports" / "labels.parquet")["guess"].to_pylist()
     free = np.flatnonzero(session.model.known_codes < 0).tolist()
     classifier = session.model.classifier
     codes = classifier.answer(session.model.embeddings(free)).codes
@@ -574,7 +568,7 @@ def test_the_labels_can_be_given_to_the_next_round(
 ) -> None:
     session.export()
     data, again = out.parent / "data.parquet", out.parent / "again"
-    labels = out / "reviewed_labels.csv"
+    labels = out / "exports" / "labels.csv"
     summary = label_data(LabelSettings(data=data, labels=labels, out=again, report=False))
     assert any("semigpc chose" in note and ": 2." in note for note in summary["notes"])
     accepted, corrected, _ = answered

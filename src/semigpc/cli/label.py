@@ -1,6 +1,7 @@
 """``semigpc label``: labels for a table of embeddings or a folder of images, from a few labels."""
 
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -196,6 +197,17 @@ def label(
     for sentence in _sentences(summary):
         say(sentence)
     say(f"wrote {', '.join(written)} to {folder}")
+    if engine != "ray":
+        say(use_sentence(folder, summary["rows_noun"]))
+
+
+def use_sentence(folder: Path, noun: str) -> str:
+    """Say which commands use a labelled folder on new images, or on new rows of a table."""
+    new = "NEW_TABLE" if noun == "rows" else "NEW_PHOTOS"
+    out = shlex.quote(str(folder))
+    return (
+        f"use it: semigpc predict {out} {new} --out new.csv; semigpc export {out} --out model.onnx"
+    )
 
 
 def _sentences(summary: "LabelingSummary") -> list[str]:

@@ -1,10 +1,23 @@
 """Serving the page of a labelled folder, for the verbs that do."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from semigpc.cli.tables import say
+
+if TYPE_CHECKING:
+    from semigpc.review.session import Session
+
+
+def say_notes(session: "Session") -> None:
+    """Print what is to know about an opened folder."""
+    for note in session.project.notes:
+        say(f"note: {note}", err=True)
+    if session.journal.torn is not None:
+        line = "The last line of reviews.jsonl was cut off by a crash; all others are intact."
+        say(line, err=True)
 
 
 def serve_session(folder: Path, *, images: Path | None, port: int, browser: bool) -> None:
@@ -14,14 +27,9 @@ def serve_session(folder: Path, *, images: Path | None, port: int, browser: bool
     from semigpc.review.app import serve
     from semigpc.review.session import open_session
 
-    with Console(stderr=True).status("Opening the labels and fitting the model"):
-        session = open_session(folder, images=images)
+    session = open_session(folder, images=images, fit=False)
     try:
-        for note in session.project.notes:
-            say(f"note: {note}", err=True)
-        if session.journal.torn is not None:
-            line = "The last line of reviews.jsonl was cut off by a crash; all others are intact."
-            say(line, err=True)
+        say_notes(session)
 
         def ready(address: str) -> None:
             if session.replayed:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from semigpc.io.errors import SettingsError
+from semigpc.io.errors import DataError, SettingsError
 
 DEFAULT_RATIO = 30.0  # largest class over smallest, of a recipe in demo and compare
 OWN_DATA = "Your own data"  # panel of the help
@@ -109,10 +109,13 @@ def short_settings(data: str, steps: int | None, root: Path | None) -> list[str]
 
 # evaluate, predict and export ---------------------------------------------------------------------
 
-Run = Annotated[
+ModelFolder = Annotated[
     Path,
     typer.Argument(
-        metavar="RUN", exists=True, file_okay=False, help="Run folder that semigpc train wrote."
+        metavar="MODEL",
+        exists=True,
+        file_okay=False,
+        help="Run folder of semigpc train, or folder of label, open or review.",
     ),
 ]
 Checkpoint = Annotated[
@@ -127,6 +130,39 @@ Head = Annotated[
     Literal["auto", "linear", "gp"],
     typer.Option("--head", help="Linear classifier or GP; auto: the one the run chose."),
 ]
+
+
+RUN_FILES = ("config.json", "checkpoints")
+LABELLING_FILES = (
+    *("project.json", "summary.json", "labels.parquet", "parts", "embeddings.parquet"),
+    *("reviews.jsonl", "_partial.json", "_complete.json"),
+)
+
+
+def is_labelling(folder: Path, **of_runs: object) -> bool:
+    """Return whether label, open or review wrote a folder; otherwise it is a run's.
+
+    Args:
+        folder: that a verb for both kinds received.
+        of_runs: options that only runs have; for a labelling they must be None or "auto".
+
+    Raises:
+        DataError: it is neither.
+    """
+    if any((folder / name).exists() for name in RUN_FILES):
+        return False
+    if not any((folder / name).exists() for name in LABELLING_FILES):
+        raise DataError(
+            f"{folder} is neither a run nor a labelled folder: it has no config.json, which "
+            "semigpc train writes, and no project.json, which label and open write. Check the path."
+        )
+    for name, value in of_runs.items():
+        if value not in (None, "auto"):
+            raise SettingsError(
+                f"{folder} is a labelled folder, and the parameter {name} is for runs. Leave it "
+                "out."
+            )
+    return True
 
 
 def register_data_sets() -> None:

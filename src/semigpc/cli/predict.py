@@ -1,47 +1,59 @@
-"""``semigpc predict``: labels for images that have none."""
+"""``semigpc predict``: labels for images, or rows, that have none."""
 
-import csv
 import json
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypedDict
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from semigpc.cli.failures import reported
-from semigpc.cli.options import AsJson, Checkpoint, FollowLinks, Head, Run, register_data_sets
+from semigpc.cli.options import (
+    AsJson,
+    Checkpoint,
+    FollowLinks,
+    Head,
+    ModelFolder,
+    is_labelling,
+    register_data_sets,
+)
 from semigpc.cli.progress import StageBar
 from semigpc.cli.tables import say, table, verbatim
-from semigpc.io.text import as_utf8, spreadsheet_cell
+from semigpc.io.atomic import JsonObject
+from semigpc.io.text import as_utf8
 from semigpc.report.wording import percent
 
 if TYPE_CHECKING:
+    import pyarrow
+
     from semigpc.data import ImageSet
+    from semigpc.labeling.inference import LoadedLabeling
     from semigpc.training.inference import LoadedRun
     from semigpc.training.metrics import Head as HeadName
 
 ROWS_SHOWN = 40  # on the screen
 SUFFIXES = (".csv", ".parquet", ".json")
+FILE_NAME = "file_name"
 
 
-class Prediction(TypedDict):
-    """One image: its likeliest class and the second."""
+class Predicted(NamedTuple):
+    """The name of the ids, and tables with the columns of labels.csv."""
 
-    file: str
-    label: str
-    confidence: float
-    second: str
-    second_confidence: float
+    id_name: str
+    tables: "Iterable[pyarrow.Table]"
+    noun: str
 
 
 @reported("predict")
 def predict(
-    run: Run,
+    model: ModelFolder,
     paths: Annotated[
         list[Path],
-        typer.Argument(metavar="PATHS...", help="Images and folders of them, or one .npz file."),
+        typer.Argument(metavar="PATHS...", help="Images and folders of them, or one table."),
     ],
     out: Annotated[
         Path | None,
@@ -55,15 +67,21 @@ def predict(
     follow_links: FollowLinks = False,
     as_json: AsJson = False,
 ) -> None:
-    """Predict the classes of images with a trained run.
+    """Predict the classes of images with a trained run or a labelled folder.
 
-    For each image: the class with its calibrated confidence, and the second
-    best class. From an .npz file, as semigpc train takes it, the unlabelled
-    images are used. Without --out the table is printed.
+    The columns are those of labels.csv: label, guess, confidence, the second
+    best class and, for a labelled folder, variance, status, grade and
+    reasons. A labelled folder gives out only labels that meet its precision;
+    guess is always there. Names are relative to PATHS if that is one folder.
+
+    A folder that was made from a table of embeddings takes such a table. A
+    run takes an .npz file, as semigpc train does, of which the unlabelled
+    images are used. Without --out the result is printed.
 
     For example:
 
-      semigpc predict runs/photos-simmatch-gp-seed0 new/ --out labels.csv
+      semigpc predict runs/photos-simmatch-gp-seed0 new/ --out new.csv
+      semigpc predict out new/ --out new.csv
     """
     if out is not None and out.suffix not in SUFFIXES:
         raise typer.BadParameter(
@@ -71,28 +89,45 @@ def predict(
         )
     if out is not None and not out.parent.is_dir():
         raise typer.BadParameter(f"there is no folder {out.parent}.", param_hint="--out")
-    from semigpc.training.calibration import UNCALIBRATED
-    from semigpc.training.inference import images_at, load_run
+    from semigpc.labeling.outputs import write_predictions
+
+    if is_labelling(model, head=head, checkpoint=checkpoint):
+        found = _by_labelling(model, paths, skip_bad=skip_bad, follow_links=follow_links)
+    else:
+        images = _images(paths, skip_bad=skip_bad, follow_links=follow_links)
+        found = _by_run(model, images, checkpoint, head)
+    shown: list[JsonObject] = []
+    statuses: Counter[str] = Counter()
+
+    def noted() -> "Iterator[pyarrow.Table]":
+        for each in found.tables:
+            statuses.update(each.column("status").to_pylist())
+            if as_json or len(shown) <= ROWS_SHOWN:
+                shown.extend(each.to_pylist())
+            yield each
+
+    if out is None:
+        for _ in noted():
+            pass
+    else:
+        write_predictions(noted(), out, found.id_name)
+        say(f"wrote {out}: {_counted(statuses, found.noun)}", err=as_json)
+    if as_json:
+        typer.echo(json.dumps(shown, indent=2))
+    elif out is None or statuses.total() <= ROWS_SHOWN:
+        Console().print(_table(shown, found.id_name, statuses.total()))
+
+
+# A run --------------------------------------------------------------------------------------------
+
+
+def _images(paths: list[Path], *, skip_bad: bool, follow_links: bool) -> "ImageSet":
+    from semigpc.training.inference import images_at
 
     skipped: list[tuple[str, str]] | None = [] if skip_bad else None
     images = images_at(paths, follow_links=follow_links, skipped=skipped)
-    for name, reason in skipped or ():
-        say(f"skipped: {name}: {reason}", err=True)
-    if skip_bad:
-        images = _readable(images)
-    register_data_sets()
-    loaded = load_run(run, checkpoint)
-    if not loaded.temperatures:
-        needed = "Calibration needs a finished run with validation images or two labels of a class."
-        say(f"Note: {UNCALIBRATED} {needed}", err=True)
-    rows = _label(loaded, images, loaded.heads(head)[0])
-    if out is not None:
-        _write(rows, out)
-        say(f"wrote {out}: {len(rows)} images", err=as_json)
-    if as_json:
-        typer.echo(json.dumps(rows, indent=2))
-    elif out is None or len(rows) <= ROWS_SHOWN:
-        Console().print(_table(rows))
+    _say_skipped(skipped or ())
+    return _readable(images) if skip_bad else images
 
 
 def _readable(images: "ImageSet") -> "ImageSet":
@@ -113,68 +148,117 @@ def _readable(images: "ImageSet") -> "ImageSet":
     return images.subset(np.array(good))
 
 
-def _label(run: "LoadedRun", images: "ImageSet", head: "HeadName") -> list[Prediction]:
+def _by_run(folder: Path, images: "ImageSet", checkpoint: Checkpoint, head: Head) -> Predicted:
+    from semigpc.training.calibration import UNCALIBRATED
+    from semigpc.training.inference import load_run
+
+    register_data_sets()
+    run = load_run(folder, checkpoint)
+    if not run.temperatures:
+        needed = "Calibration needs a finished run with validation images or two labels of a class."
+        say(f"Note: {UNCALIBRATED} {needed}", err=True)
+    return Predicted(FILE_NAME, [_run_table(run, images, run.heads(head)[0])], "images")
+
+
+def _run_table(run: "LoadedRun", images: "ImageSet", head: "HeadName") -> "pyarrow.Table":
+    """Return predictions; a run knows neither variance nor status, grade and reasons."""
+    import pyarrow
+
+    from semigpc.labeling.outputs import schema_of
+
     with StageBar() as bar:
         probs = run.predict(images, on_batch=bar.counter("Images", len(images))).probs[head]
-    rows: list[Prediction] = []
+    names = [as_utf8(name) for name in run.class_names]
+    rows = []
     for name, row in zip(images.names, probs, strict=True):
         first, second = (int(c) for c in (-row).argsort(kind="stable")[:2])
-        rows.append(
-            {
-                "file": name,
-                "label": run.class_names[first],
-                "confidence": float(row[first]),
-                "second": run.class_names[second],
-                "second_confidence": float(row[second]),
-            }
-        )
-    return rows
+        found = {
+            FILE_NAME: as_utf8(name),
+            "label": names[first],
+            "guess": names[first],
+            "confidence": float(row[first]),
+            "second": names[second],
+            "second_confidence": float(row[second]),
+            "reasons": [],
+        }
+        rows.append(found)
+    return pyarrow.Table.from_pylist(rows, schema=schema_of(FILE_NAME))
 
 
-def _write(rows: list[Prediction], path: Path) -> None:
-    from semigpc.io.atomic import replacing, write_json
-
-    if path.suffix == ".json":
-        write_json(path, rows)
-    elif path.suffix == ".parquet":
-        import pyarrow
-        from pyarrow import parquet
-
-        columns = pyarrow.Table.from_pylist([_with_names(row, as_utf8) for row in rows])
-        with replacing(path) as draft:
-            parquet.write_table(columns, draft)
-    else:
-        with replacing(path) as draft, draft.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
-            writer.writerow(Prediction.__annotations__)
-            for row in rows:
-                values = _with_names(row, spreadsheet_cell).values()
-                writer.writerow(
-                    [f"{value:.6f}" if isinstance(value, float) else value for value in values]
-                )
+# A labelled folder --------------------------------------------------------------------------------
 
 
-def _with_names(row: Prediction, change: Callable[[str], str]) -> Prediction:
-    """Return the row with its names changed to what a file format can hold."""
-    return {
-        "file": change(row["file"]),
-        "label": change(row["label"]),
-        "confidence": row["confidence"],
-        "second": change(row["second"]),
-        "second_confidence": row["second_confidence"],
-    }
+def _by_labelling(
+    folder: Path, paths: list[Path], *, skip_bad: bool, follow_links: bool
+) -> Predicted:
+    from semigpc.labeling.inference import checked_batches, is_rows, load_labeling
+
+    labelling = load_labeling(folder)
+    if len(paths) == 1 and is_rows(paths[0]):
+        source = labelling.open_table(paths[0])
+        batches = checked_batches(source, skip_bad=skip_bad)
+        return Predicted(source.id_name, labelling.tables(batches, source.id_name), "rows")
+    tables = _image_tables(labelling, paths, skip_bad=skip_bad, follow_links=follow_links)
+    return Predicted(FILE_NAME, tables, "images")
 
 
-def _table(rows: list[Prediction]) -> Table:
-    made = table("", "file", "label", ">confidence", "second", ">confidence")
+def _image_tables(
+    labelling: "LoadedLabeling", paths: list[Path], *, skip_bad: bool, follow_links: bool
+) -> "Iterator[pyarrow.Table]":
+    import numpy as np
+
+    from semigpc.io.errors import ImageError
+    from semigpc.io.paths import files_at
+    from semigpc.labeling.inference import new_batches
+
+    skipped: list[tuple[str, str]] | None = [] if skip_bad else None
+    files = files_at(paths, follow_links=follow_links, skipped=skipped)
+    _say_skipped(skipped or ())
+    with StageBar("images") as bar:
+        rows, bad = labelling.embed(list(files), progress=bar.show)
+    errors = [f"The image {list(files)[place]} cannot be read: {bad[place]}." for place in bad]
+    if errors and not skip_bad:
+        raise ImageError(f"{errors[0]} Replace it, or leave out such images by skip_bad=True.")
+    for error in errors:
+        say(f"skipped: {error}", err=True)
+    good = np.array([place for place in range(len(files)) if place not in bad], dtype=np.int64)
+    if not len(good):
+        raise ImageError(f"none of the {len(files)} images can be read.")
+    names = [as_utf8(name) for name in files.values()]
+    return labelling.tables(new_batches(rows[good], [names[i] for i in good]), FILE_NAME)
+
+
+# What is printed ----------------------------------------------------------------------------------
+
+
+def _say_skipped(skipped: Iterable[tuple[str, str]]) -> None:
+    for name, reason in skipped:
+        say(f"skipped: {name}: {reason}", err=True)
+
+
+def _counted(statuses: Counter[str], noun: str) -> str:
+    """Say how many rows there are, and how many have each status."""
+    words = {"pseudo": "labels given out", "abstained": "left open", "outlier": "unlike everything"}
+    known = [f"{statuses[name]:,} {word}" for name, word in words.items() if statuses[name]]
+    return f"{statuses.total():,} {noun}" + (f" ({', '.join(known)})" if known else "")
+
+
+def _table(rows: list[JsonObject], id_name: str, total: int) -> Table:
+    has_status = any(row["status"] for row in rows)
+    extra = ("status", ">guaranteed") if has_status else ()
+    made = table("", id_name, "guess", ">confidence", "second", ">confidence", *extra)
     for row in rows[:ROWS_SHOWN]:
-        made.add_row(
-            verbatim(row["file"]),
-            verbatim(row["label"]),
+        cells: list[Text | str] = [
+            verbatim(row[id_name]),
+            verbatim(row["guess"] or ""),
             percent(row["confidence"]),
-            verbatim(row["second"]),
+            verbatim(row["second"] or ""),
             percent(row["second_confidence"]),
-        )
-    if len(rows) > ROWS_SHOWN:
-        made.caption = f"and {len(rows) - ROWS_SHOWN} more; --out FILE.csv writes all of them"
+        ]
+        if has_status:
+            grade = row["grade"]
+            cells += [str(row["status"]), f"{100 * grade:g}%" if grade else ""]
+        made.add_row(*cells)
+    if total > ROWS_SHOWN:
+        made.caption = f"and {total - ROWS_SHOWN} more; --out FILE.csv writes all of them"
     return made

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from semigpc.cli.failures import reported
-from semigpc.cli.live_page import serve_session
+from semigpc.cli.live_page import say_notes, serve_session
 from semigpc.cli.options import AsJson, LabelledFolder
 from semigpc.cli.tables import say
 
@@ -67,6 +67,7 @@ def review(
     with Console(stderr=True).status("Opening the labels and fitting the model"):
         session = open_session(folder, images=images, read_only=True)
     try:
+        say_notes(session)
         _export(session, as_json)
     finally:
         session.close()

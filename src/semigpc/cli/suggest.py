@@ -1,7 +1,7 @@
 """``semigpc suggest``: which rows to label next."""
 
 import json
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from semigpc.labeling.suggest import Suggestion
 
 SUGGESTIONS_SHOWN = 20  # rows on the screen
-LEAST_POOL = 3000  # rows that suggestions are chosen from, at least
 
 
 @reported("suggest")
@@ -25,21 +24,6 @@ def suggest(
     count: Annotated[
         int, typer.Option("--count", min=1, max=1000, help="Number of rows to suggest.")
     ] = 50,
-    rare: Annotated[
-        float,
-        typer.Option(
-            "--rare",
-            min=0.0,
-            max=10.0,
-            help="Preference for rare classes: 0 none, 1 strong.",
-        ),
-    ] = 0.5,
-    outliers: Annotated[
-        Literal["include", "exclude"],
-        typer.Option(
-            "--outliers", help="Rows unlike all labelled ones; they may belong to a new class."
-        ),
-    ] = "include",
     seed: Annotated[
         int, typer.Option("--seed", min=0, help="Seed of the sample taken from large data.")
     ] = 0,
@@ -50,12 +34,14 @@ def suggest(
 ) -> None:
     """Suggest which rows to label next, so that each label helps the most.
 
-    Half of them are rows that the labels say little about, rare classes
-    first. The other half are candidates for classes that get no new labels
-    or have few, in turn (column for_class). No two are redundant. They are
-    listed in OUT/suggestions.csv: write the right class into its empty column
-    label, and pass the file to semigpc label beside the earlier labels. Rows
-    left empty are ignored.
+    All answers given on the page are known to it. Most rows are those that
+    teach most, no two alike; others may be of a class with few labels or of
+    one without any, some are drawn at random, as the guarantee rests on such,
+    and labels that others contradict come up again. The columns kind and why
+    tell which. They are listed in OUT/suggestions.csv: write the right class
+    into its empty column label, and pass the file to semigpc label beside the
+    earlier labels. Rows left empty are ignored; do not leave out rows drawn at
+    random because they are hard.
 
     For example:
 
@@ -63,13 +49,11 @@ def suggest(
       semigpc label photos --labels labels.csv --labels labelled/suggestions.csv --out better
     """
     from semigpc.labeling.project import Project
-    from semigpc.labeling.suggest import SuggestConfig, write_suggestions
     from semigpc.labeling.suggest import suggest as choose_rows
+    from semigpc.labeling.suggest import write_suggestions
 
     project = Project.open(out)
-    pool = max(LEAST_POOL, 4 * count)
-    config = SuggestConfig(count=count, rare=rare, outliers=outliers, pool=pool, seed=seed)
-    suggestions = choose_rows(project, config)
+    suggestions = choose_rows(project, count, seed=seed)
     path = write_suggestions(project, suggestions, overwrite=overwrite)
     for note in project.notes:
         say(f"note: {note}", err=as_json)

@@ -9,7 +9,7 @@ from semigpc.data.augment import Augment, AugmentConfig, ViewSource
 from semigpc.data.cifar import CifarConfig
 from semigpc.data.dataset import ImageSet, Splits
 from semigpc.data.digits import DigitsConfig
-from semigpc.data.feature_views import CachedFeatures, CacheKey, FeatureCache, cache_root
+from semigpc.data.feature_views import CachedFeatures, CacheKey, FeatureCache
 from semigpc.data.folder import FolderConfig
 from semigpc.data.loaders import BatchStream, EvaluationBatch, EvaluationLoader
 from semigpc.data.mnist import MnistConfig
@@ -60,7 +60,6 @@ __all__ = [
     "SplitConfig",
     "Splits",
     "ViewSource",
-    "cache_root",
     "carve_validation",
     "long_tail_counts",
     "long_tail_split",

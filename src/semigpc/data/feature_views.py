@@ -6,7 +6,6 @@ not by its place in some data set, so data sets and seeds share the images they 
 an image that has changed is computed again.
 """
 
-import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -26,18 +25,12 @@ from semigpc.data.loaders import InOrder
 from semigpc.io.atomic import locked
 from semigpc.io.errors import DataError, WriteError
 from semigpc.io.images import Images
-from semigpc.io.parts import Folder, Key, RowParts, key_digest, plain
+from semigpc.io.parts import CACHE_VARIABLE, Folder, Key, RowParts, key_digest, plain
 
-CACHE_VARIABLE = "SEMIGPC_CACHE"  # of the environment; names the folder of all caches
 LEAST_IMAGES_FOR_WORKERS = 64  # fewer images are not worth starting a worker process for
 CHUNK_IMAGES = 16  # images whose views pass the network together
 Embed = Callable[[Tensor], Tensor]
 Progress = Callable[[int, int], None]
-
-
-def cache_root() -> Path:
-    """Return the folder of all caches: the one named by SEMIGPC_CACHE, or ``~/.cache/semigpc``."""
-    return Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "semigpc").expanduser()
 
 
 @dataclass(frozen=True, kw_only=True)

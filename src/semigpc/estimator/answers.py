@@ -23,8 +23,11 @@ Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
 Integers = NDArray[np.int64]
 SCALINGS = ("none", "unit", "centered", "standard", "rank")
-WEIGHTED = {"weighted": "standard", "weighted_rank": "rank"}  # scalings whose columns are weighted
+# Scalings whose columns are weighted, and what they are made of.
+WEIGHTED = {"weighted": "standard", "weighted_rank": "rank", "weighted_steps": "rank"}
 KNOTS = 257  # quantiles from which ranks are computed
+STEPS = 18  # that a column of ranks is encoded by, ...
+FARTHEST_STEP = 3.0  # ... from minus this to this; ranks are normal values within 2.9
 # Deviation over mean below which the mean of a column is subtracted before rounding: float32 has 24
 # bits, and at least 12 of them are to be left for the deviation.
 OFFSET_RATIO = 2.0**-12
@@ -183,7 +186,8 @@ class Scaling:
     those of a standard normal in the order of the column, so that outliers and skewed columns have
     no more weight than others: both suit tables of unlike quantities. ``weighted`` and
     ``weighted_rank`` then give more weight to columns that tell the labelled classes apart.
-    ``none`` changes nothing.
+    ``weighted_steps`` encodes each weighted column of ranks by steps, so that distances add up
+    absolute differences of ranks, not squared ones; see :class:`Steps`. ``none`` changes nothing.
 
     Args:
         name: one of SCALINGS or WEIGHTED. steps: what is applied to rows, in this order.
@@ -245,6 +249,30 @@ class WeightedColumns:
     def transform(self, X: Floats) -> Floats:
         """Return the weighted rows (M, D). O(M D)."""
         return np.asarray(X * self.weights, np.float32)
+
+
+class Steps:
+    """Columns of normal values encoded by STEPS columns each, of which the first are 1.
+
+        |phi(x) - phi(x')|^2 ~ sum_j w_j^2 |x_j - x'_j|
+
+    so that an RBF of the encoded rows is a Laplace kernel of the L1 distance between the rows. Such
+    a kernel is a product over columns and as rough along each of them as what a forest averages,
+    where an RBF of the rows themselves is smooth: it suits classes with bounds along the columns.
+
+    Args:
+        weights: (D,) w of the columns.
+    """
+
+    def __init__(self, weights: NDArray[np.float32]) -> None:
+        self.weights = weights
+
+    def transform(self, X: Floats) -> Floats:
+        """Return the encoded rows (M, D STEPS). O(M D STEPS)."""
+        places = torch.from_numpy((X + FARTHEST_STEP) * (STEPS / (2 * FARTHEST_STEP)))
+        steps = (places.unsqueeze(2) - torch.arange(STEPS)).clamp_(0, 1)
+        steps *= torch.from_numpy(self.weights).unsqueeze(1)
+        return steps.flatten(1).numpy()
 
 
 # From scores to probabilities -------------------------------------------------------------------

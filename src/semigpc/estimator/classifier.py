@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -20,6 +21,7 @@ from semigpc.estimator.answers import (
     SMALLEST,
     Answers,
     Decisions,
+    Doubles,
     Explanation,
     Floats,
     Integers,
@@ -33,6 +35,14 @@ from semigpc.estimator.answers import (
 )
 from semigpc.estimator.copies import sums_of
 from semigpc.estimator.fitting import STATISTICS_ROWS, FitOptions, fit_memory
+from semigpc.estimator.head import (
+    EQUAL_ROWS,
+    ClassifierHead,
+    Rules,
+    head_facts,
+    rows_input,
+    write_head,
+)
 from semigpc.estimator.memory import Memory, row_numbers
 from semigpc.estimator.posterior import Scored
 from semigpc.estimator.promise import make_promise
@@ -74,9 +84,9 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         noise_std: sigma, beside an output scale of 1; "auto" chooses.
         logit_scale: lambda; "auto" maximises the likelihood of left-out labels.
         sharpness: b, but for classes with one or two labels; "auto" does the same.
-        scaling: "unit", "centered", "standard", "rank", "weighted", "weighted_rank" or "none", see
-            :class:`semigpc.estimator.Scaling`; "auto" chooses, weighted ones for rows of fewer than
-            128 columns only.
+        scaling: "unit", "centered", "standard", "rank", "weighted", "weighted_rank",
+            "weighted_steps" or "none", see :class:`semigpc.estimator.Scaling`; "auto" chooses,
+            weighted ones for rows of fewer than 128 columns only, steps up to 64.
         class_prior: "estimated" decides for the most probable class, which makes the fewest errors
             and hardly fewer in rare classes. "balanced" decides for the largest p / sqrt(pi), which
             finds more rows of rare classes and makes more errors; confidence stays p.
@@ -502,6 +512,43 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             weights.float().numpy(),
             scores.float().numpy(),
         )
+
+    # Export ---------------------------------------------------------------------------------------
+
+    def head(
+        self, *, centre: Doubles | None = None, tolerance: float = EQUAL_ROWS
+    ) -> ClassifierHead:
+        """Return the model as a module of plain tensors, which later corrections do not change.
+
+        Args:
+            centre: (D,) what the caller subtracted from all rows before it rounded them.
+            tolerance: see :class:`ClassifierHead`.
+        """
+        check_is_fitted(self)
+        return ClassifierHead(
+            scaling=self._scaling,
+            centre=self._centre if centre is None else centre,
+            memory=self._memory,
+            helped=self._helped,
+            probabilities=self.probabilities(),
+            rules=Rules(self.promise_.grades, self.threshold_, self.outlier_variance_),
+            tolerance=tolerance,
+        )
+
+    def to_onnx(self, path: str | Path) -> None:
+        """Write the model as one ONNX file that needs neither semigpc nor the data.
+
+        The input is ``rows`` (M, D), unscaled, in float32; the outputs are those of
+        :class:`semigpc.estimator.head.ClassifierHead`: ``probabilities`` (M, C) as of
+        ``predict_proba``, ``label``, ``grade``, ``status`` and, up to 2000 labels, ``variance``.
+        Class names and thresholds are in the metadata, as JSON under the key ``semigpc``. If ``X``
+        was float64 with an offset that float32 cannot represent, the input is float64. It needs
+        ``pip install 'semigpc[export]'``.
+        """
+        head = self.head()
+        facts = head_facts(head, self.classes_.tolist())
+        width = self.n_features_in_
+        write_head(head, width, Path(path), facts | {"input": rows_input(head, width)})
 
     # Helpers --------------------------------------------------------------------------------------
 

@@ -25,6 +25,7 @@ from semigpc.estimator.answers import (
     LeftOutLabels,
     Probabilities,
     Scaling,
+    Steps,
     UnitRows,
     WeightedColumns,
     left_out_scores,
@@ -67,7 +68,9 @@ ENOUGH_LABELS = 200  # to choose among all scalings
 WIDE_ROWS = (
     128  # columns from which rows are embeddings, whose columns have no meaning of their own
 )
-COLUMN_POWER = 0.25  # of 1 + F in the weight of a column (docs/results.md)
+COLUMN_POWER = 0.25  # of 1 + F in the weight of a column (docs/results.md) ...
+STEP_POWER = 0.5  # ... and of its steps
+STEPPED_COLUMNS = 64  # at most: steps are as many times more columns
 ALIKE_SHARE = 0.45  # of effective columns, from which columns count as one kind of quantity
 
 
@@ -382,12 +385,7 @@ def _choose_setting(
     options: FitOptions,
     rng: np.random.Generator,
 ) -> tuple[Scaling, Setting]:
-    plain = WEIGHTED.get(options.scaling, options.scaling)
-    scalings = fit_scalings(X, plain, labels=len(np.unique(groups)))
-    if options.scaling in WEIGHTED:
-        scalings = weighted_scalings(scalings, X[labelled], codes[labelled])
-    elif options.scaling == "auto" and X.shape[1] < WIDE_ROWS:
-        scalings |= weighted_scalings(scalings, X[labelled], codes[labelled])
+    scalings = _scalings_to_try(X, codes, labelled, len(np.unique(groups)), options.scaling)
     chosen = balanced_subset(codes[labelled], TUNED_LABELS, rng)
     tuned = labelled[chosen]
     _, dense = np.unique(codes[tuned], return_inverse=True)
@@ -402,6 +400,30 @@ def _choose_setting(
             together=LeftTogether(torch.from_numpy(groups[chosen]), torch.from_numpy(counted)),
         )
     return scalings[setting.scaling], setting
+
+
+def _scalings_to_try(
+    X: NDArray[np.float32], codes: Integers, labelled: Integers, labels: int, name: str
+) -> dict[str, Scaling]:
+    """Return the scaling of this name, or those that ``auto`` chooses from, weighted ones too.
+
+    Args:
+        labels: how many there are that are no copies.
+    """
+    known = (X[labelled], codes[labelled])
+    if name in WEIGHTED:
+        plain = fit_scalings(X, WEIGHTED[name])
+        return {name: weighted_scalings(plain, *known)[name]}
+    scalings = fit_scalings(X, name, labels=labels)
+    if name != "auto" or X.shape[1] >= WIDE_ROWS:
+        return scalings
+    weighted = weighted_scalings(scalings, *known)
+    if "rank" not in scalings:
+        weighted = weighted_scalings(fit_scalings(X, "rank"), *known)
+        del weighted["weighted_rank"]
+    if X.shape[1] > STEPPED_COLUMNS:
+        del weighted["weighted_steps"]
+    return scalings | weighted
 
 
 # Self-training ------------------------------------------------------------------------------------
@@ -615,7 +637,7 @@ def weighted_scalings(
 ) -> dict[str, Scaling]:
     """Return those of WEIGHTED that are made of some scalings, by name. O(n D).
 
-        w_j ~ (1 + F_j)^(1/4)
+        w_j ~ (1 + F_j)^(1/4)        of steps, w_j ~ (1 + F_j)^(1/2)
 
     with F_j the variance of column j between the classes over that within them, as in an analysis
     of variance, and a mean of 1 over columns inside of the power.
@@ -627,9 +649,10 @@ def weighted_scalings(
     for name, plain in WEIGHTED.items():
         if plain in scalings:
             F = variance_ratios(scalings[plain](X).double().numpy(), codes)
-            weights = ((1 + F) / (1 + F).mean()) ** COLUMN_POWER
-            steps = (*scalings[plain].steps, WeightedColumns(weights.astype(np.float32)))
-            found[name] = Scaling(name, steps)
+            stepped = name == "weighted_steps"
+            weights = ((1 + F) / (1 + F).mean()) ** (STEP_POWER if stepped else COLUMN_POWER)
+            last = (Steps if stepped else WeightedColumns)(weights.astype(np.float32))
+            found[name] = Scaling(name, (*scalings[plain].steps, last))
     return found
 
 

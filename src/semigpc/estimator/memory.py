@@ -17,6 +17,7 @@ from torch.nn.functional import pad
 from semigpc.estimator.posterior import Choose, Posterior, Scored
 from semigpc.gp import EnsembleGP, ExactGP, Kernel, LeftOut, deal_rows, exact
 from semigpc.gp.certainty import class_scales
+from semigpc.gp.engine import Expansion
 from semigpc.gp.ensemble import OWN_SHARE
 from semigpc.gp.scales import left_out_block
 from semigpc.io.threads import suited_to
@@ -85,6 +86,14 @@ class _Combined(NamedTuple):
     parts: list[Tensor]
     weights: Tensor
     posterior: Posterior
+
+
+class Joined(NamedTuple):
+    """Rows that joined: numbers (P,), points (P, D), and scores (P, C) without their own guess."""
+
+    numbers: Integers
+    points: Tensor
+    scores: Tensor
 
 
 class Memory:
@@ -298,34 +307,28 @@ class Memory:
         scores = self.score(points).mean
         joined, places = self._recognise_joined(points)
         if len(joined):
-            scores[joined] = self._unjoined(places).to(scores)
+            scores[joined] = self._unjoined_scores(places).to(scores)
         return scores
 
-    def sums(self) -> tuple[Integers, Tensor, Tensor]:
-        """Return numbers (N,), points (N, D) and weights (N, C) of the sum that scores are.
-
-        They are copies: later changes of the memory do not reach them.
-        """
-        posterior = self._view.posterior
-        return self.row_numbers(), posterior.features, posterior.weights
-
-    def unjoined_scores(self) -> tuple[Integers, Tensor]:
-        """Return the numbers (J,) of rows that joined, and their scores (J, C) without themselves.
-
-        See :meth:`score_unjoined`. O(N^2).
-        """
-        numbers = self.row_numbers()
-        codes = np.array([self._codes[row] for row in numbers.tolist()], dtype=np.int64)
-        places = np.flatnonzero(codes < 0)
-        return numbers[places], self._unjoined(torch.from_numpy(places))
-
-    def _unjoined(self, places: Tensor) -> Tensor:
-        """Return the scores (J, C) of rows held without their own targets; float64."""
+    def _unjoined_scores(self, places: Tensor) -> Tensor:
+        """Return scores (P, C) at rows that are held, without their own labels; float64."""
         counts = self.counts()
         left_out = self.left_out()
         ones = left_out.ones[places].unsqueeze(1)
         own = left_out.mean[places] - ones * (counts / counts.sum())
         return own * class_scales(counts)
+
+    def joined(self) -> Joined:
+        """Return the rows that joined, with :meth:`score_unjoined` of them. O(N^2)."""
+        numbers, points, _ = self._contents()
+        codes = np.array([self._codes[row] for row in numbers.tolist()])
+        places = np.flatnonzero(codes < 0)
+        held = torch.from_numpy(places)
+        return Joined(numbers[places], points[held], self._unjoined_scores(held))
+
+    def expansion(self) -> Expansion:
+        """Return the scores as a sum of kernels over all rows held."""
+        return Expansion(self._view.posterior.features, self._view.weights)
 
     def _recognise_joined(self, points: Tensor) -> tuple[Tensor, Tensor]:
         """Return the positions of points that joined, and their places among the rows held."""

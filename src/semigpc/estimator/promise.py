@@ -19,8 +19,16 @@ after Good and Turing) and C classes: with many classes, high probabilities are 
 out labels, by the whole procedure with its self-training, change a, b and u by Laplace's method.
 They are weighted by the shares of their classes among the unlabelled rows, and by 0.7, as labels
 that are left out together are not independent. What they cannot show is added to the draws:
-deviations 0.45 of a, up to 0.9 where the labels have other shares than the unlabelled rows, and
-0.25 of b.
+
+    a + 0.15 (1 - d) - 0.4 m + N(0, (0.45 + 0.45 d)^2)        b + N(0, 0.25^2)
+    d = min(1, KL(pi | nu) / 0.3)         m = min(1, KL(pi | nu) KL(nu | even) / 0.1)
+
+with pi the estimated shares of the unlabelled rows and nu those of the labels. A row has all labels
+to learn from, of which a left-out one lacks a fifth, so it is more often right. d and m are doubt.
+Where pi is far from nu, pi itself is doubtful, as it was estimated with these labels; the weights
+above then are those of shares pi^(1 - d), which are even for d = 1. Where nu is uneven besides,
+classes with few labels hide among the others: rows of them are estimated too few, they are
+predicted as classes with many labels, and hardly a label is left out that shows it.
 
 The labels of a grade are those of the highest r, as many as keep the promise in 90 % of the draws,
 unless left-out labels contradict it: so many of those above the threshold are wrong that this had a
@@ -67,6 +75,9 @@ RELIANCE = 0.7  # on a left-out label
 UNSEEN_LEVEL = 0.45  # deviation of a that left-out labels cannot show ...
 UNSEEN_LEVEL_APART = 0.45  # ... and in addition where labels have other shares, ...
 APART = 0.3  # ... by this many nats
+LEARNED_LEVEL = 0.15  # added to a, as rows have more labels to learn from than left-out labels
+HIDDEN_LEVEL = 0.4  # taken from a where shares are far from those of uneven labels, ...
+HIDDEN = 0.1  # ... by a product of so many squared nats
 UNSEEN_SLOPE = 0.25
 UNSEEN_ERRORS = 0.0015  # median of e, and ...
 NEW_CLASS_ERRORS = 0.02  # ... of rows of a class without labels, the share that is wrong
@@ -161,7 +172,11 @@ class Reliability:
         labels = counts.double().numpy()
         self.shares = shares.double().numpy().clip(1e-12)
         self.left_out = left_out
-        weights = label_weights(torch.from_numpy(left_out.codes), shares.double()).numpy()
+        divergence, unevenness = self._divergences(labels)
+        apart = min(1.0, divergence / APART)
+        hidden = min(1.0, divergence * unevenness / HIDDEN)
+        doubtful = torch.from_numpy(np.where(labels > 0, self.shares ** (1 - apart), 0.0))
+        weights = label_weights(torch.from_numpy(left_out.codes), doubtful).numpy()
         self.weights: Array = weights
         mean, covariance = self._fit(left_out, weights, labels)
         self.level = float(mean[0])
@@ -169,9 +184,9 @@ class Reliability:
         self.effects: Array = mean[2:]
         rng = np.random.default_rng(0)  # the same labels give the same promise
         draws = mean + rng.standard_normal((DRAWS, len(mean))) @ np.linalg.cholesky(covariance).T
-        apart = min(1.0, self._divergence(labels) / APART)
         unseen = UNSEEN_LEVEL + UNSEEN_LEVEL_APART * apart
         self.levels = draws[:, 0] + unseen * rng.standard_normal(DRAWS)
+        self.levels += LEARNED_LEVEL * (1 - apart) - HIDDEN_LEVEL * hidden
         slopes = draws[:, 1] + UNSEEN_SLOPE * rng.standard_normal(DRAWS)
         self.slopes = np.maximum(slopes, LEAST_SLOPE)
         self.class_effects: Array = draws[:, 2:]
@@ -179,10 +194,12 @@ class Reliability:
         median = UNSEEN_ERRORS + NEW_CLASS_ERRORS * alone
         self.errors = median * np.exp(UNSEEN_ERRORS_DEVIATION * rng.standard_normal(DRAWS))
 
-    def _divergence(self, labels: Array) -> float:
-        """Return how far the shares are from those of the labels, in nats."""
+    def _divergences(self, labels: Array) -> tuple[float, float]:
+        """Return how far the shares are from those of the labels, and these from even, in nats."""
         likely = (labels + 0.5) / (labels + 0.5).sum()
-        return float((self.shares * np.log(self.shares / likely)).sum())
+        given = labels[labels > 0] / labels.sum()
+        unevenness = math.log(len(given)) + float((given * np.log(given)).sum())
+        return float((self.shares * np.log(self.shares / likely)).sum()), max(0.0, unevenness)
 
     def _fit(self, left_out: LeftOutLabels, weights: Array, labels: Array) -> tuple[Array, Array]:
         """Return mean and covariance of (a, b, u) by Laplace's method."""

@@ -71,8 +71,8 @@ class WatchedRows:
         joined = memories[1] if len(memories) > 1 else None
         own = None
         if joined is not None:
-            numbers, scores = joined.unjoined_scores()
-            own = torch.from_numpy(numbers), scores.float()
+            rows = joined.joined()
+            own = torch.from_numpy(rows.numbers), rows.scores.float()
         return Snapshot(
             model=copy(model),
             given=_contents(memories[0]),
@@ -178,5 +178,5 @@ class WatchedRows:
 
 
 def _contents(memory: Memory) -> tuple[Tensor, Tensor, Tensor]:
-    numbers, points, weights = memory.sums()
-    return torch.from_numpy(numbers), points, weights
+    rows = memory.expansion()
+    return torch.from_numpy(memory.row_numbers()), rows.points, rows.weights.float()

@@ -1,10 +1,10 @@
 """The exported network, from images to probabilities, and the two formats of its file."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -12,19 +12,19 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from semigpc.data import AugmentConfig
+from semigpc.estimator.head import ROWS
 from semigpc.gp import KernelHead
+from semigpc.io import graphs
 from semigpc.io.errors import NotExportableError
+from semigpc.io.graphs import IMAGES, METADATA, ONNX_PACKAGES, trace
 from semigpc.io.threads import allowed
 from semigpc.models import Classifier, OnFrozen
-from semigpc.models import encoder as onnx_form
-from semigpc.models.encoder import ONNX_PACKAGES, trace
 from semigpc.training.calibration import GP_SHARE
 from semigpc.training.metrics import Head
 from semigpc.training.state import EvaluationNetwork
 from semigpc.types import ModelOutput
 
 PROBABILITIES = "probabilities"
-METADATA = "semigpc"  # name of the facts that a file contains, as JSON
 Floats = NDArray[np.float32]
 Predictor = Callable[[Floats], dict[str, Floats]]
 
@@ -131,12 +131,23 @@ def bare(network: nn.Module) -> Bare:
     return unwrapped.to("cpu", memory_format=torch.contiguous_format).eval().requires_grad_(False)  # type: ignore[call-overload,no-any-return]
 
 
+class Exportable(Protocol):
+    """A module whose outputs have names: from images, or from rows."""
+
+    @property
+    def outputs(self) -> Iterable[str]:
+        """Return the names of the outputs, in their order."""
+
+    def __call__(self, inputs: Tensor) -> dict[str, Tensor]:
+        """Return the outputs by name."""
+
+
 class Format(NamedTuple):
     """A kind of file: suffix, required packages, and functions to write it and to load it."""
 
     suffix: str
     needs: tuple[str, ...]
-    write: Callable[[ExportedNetwork, int, Path, str], None]
+    write: "Callable[[Exportable, int | Tensor, Path, str], None]"
     open: Callable[[Path], Predictor]
 
     def require(self) -> None:
@@ -157,25 +168,38 @@ def _other_ways() -> Iterator[None]:
         raise NotExportableError(f"{error} Try kind=torch or head=linear.") from error
 
 
-def write_onnx(network: ExportedNetwork, size: int, path: Path, facts: str) -> None:
-    """Write one ONNX file with these facts, as :func:`semigpc.models.encoder.write_onnx`."""
+def write_onnx(network: Exportable, size: int | Tensor, path: Path, facts: str) -> None:
+    """Write one ONNX file with these facts, as :func:`semigpc.io.graphs.write_onnx`.
+
+    Args:
+        network: from images or rows to named outputs.
+        size: of images, in pixels, or two rows as an example.
+        path: of the file. facts: as JSON.
+    """
+    assert isinstance(network, nn.Module)
     graph = trace(network, _examples(size))
+    names = list(network.outputs)
     with _other_ways():
-        onnx_form.write_onnx(graph, list(network.outputs), path, {METADATA: facts})
+        graphs.write_onnx(graph, names, path, {METADATA: facts}, input_name=_input_name(size))
 
 
 def open_onnx(path: Path) -> Predictor:
     """Open the file in ONNX Runtime on a CPU."""
     with _other_ways():
-        return onnx_form.open_onnx(path, allowed())
+        return graphs.open_onnx(path, allowed())
 
 
-def _examples(size: int) -> Tensor:
-    return torch.zeros(2, 3, size, size)
+def _examples(size: int | Tensor) -> Tensor:
+    return size if isinstance(size, Tensor) else torch.zeros(2, 3, size, size)
 
 
-def write_torch(network: ExportedNetwork, size: int, path: Path, facts: str) -> None:
-    """Write one file of torch.export with these facts."""
+def _input_name(size: int | Tensor) -> str:
+    return ROWS if isinstance(size, Tensor) else IMAGES
+
+
+def write_torch(network: Exportable, size: int | Tensor, path: Path, facts: str) -> None:
+    """Write one file of torch.export with these facts; arguments as of :func:`write_onnx`."""
+    assert isinstance(network, nn.Module)
     torch.export.save(trace(network, _examples(size)), path, extra_files={METADATA: facts})
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import cycle
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal, NamedTuple, TypedDict
+from typing import Any, Literal, NamedTuple, TypedDict
 
 import numpy as np
 import torch
@@ -24,9 +24,9 @@ from semigpc.io.errors import (
     RunError,
     SettingsError,
 )
+from semigpc.io.graphs import IMAGES, ONNX_PACKAGES
 from semigpc.io.images import Pixels
 from semigpc.io.versions import versions
-from semigpc.models.encoder import INPUT, ONNX_PACKAGES
 from semigpc.refiners import GaussianProcessRefiner
 from semigpc.training.evaluate import predict
 from semigpc.training.inference import HeadChoice, LoadedRun, load_run
@@ -97,6 +97,13 @@ class ExportFacts(ModelFacts):
     versions: dict[str, str]
 
 
+class ExportedFile(NamedTuple):
+    """The file that was written, and the facts in the JSON file beside it."""
+
+    path: Path
+    facts: Mapping[str, Any]
+
+
 @dataclass(frozen=True)
 class Exported:
     """The file that was written, and the ``facts`` in the JSON file beside it."""
@@ -136,23 +143,35 @@ def export_run(
     report = progress or (lambda *_: None)
     form.require()
     path = out or folder / "export" / f"model{form.suffix}"
-    _check_free(path, kind, overwrite=overwrite)
+    check_free(path, kind, overwrite=overwrite)
     report("Loading the run", 0, None)
     run = load_run(folder, checkpoint)
     if run.gp is not None:
         run.gp.cpu()
     network = bare(run.network)
     exported = _exported_network(run, network, run.heads(head))
+    facts: list[ExportFacts] = []
+
+    def write(draft: Path) -> Mapping[str, Any]:
+        facts.append(_write_draft(run, network, exported, kind, draft, report))
+        return facts[0]
+
+    publish(path, write)
+    return Exported(path, facts[0])
+
+
+def publish(path: Path, write: Callable[[Path], Mapping[str, Any]]) -> ExportedFile:
+    """Let ``write`` make a file and return its facts, then put both in place, the file last."""
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     with writing(path), TemporaryDirectory(prefix=f".{path.stem}-", dir=path.parent) as drafts:
         draft = Path(drafts) / path.name
-        facts = _write_draft(run, network, exported, kind, draft, report)
+        facts = write(draft)
         write_json(_beside(draft), facts)
         for file in sorted(Path(drafts).iterdir(), key=lambda file: file == draft):  # model last
             with replacing(path.parent / file.name) as place:
                 file.replace(place)
-    return Exported(path, facts)
+    return ExportedFile(path, facts)
 
 
 def _write_draft(
@@ -199,7 +218,8 @@ def _write_draft(
     }
 
 
-def _check_free(path: Path, kind: Kind, *, overwrite: bool) -> None:
+def check_free(path: Path, kind: Kind, *, overwrite: bool) -> None:
+    """Raise if a file of this kind cannot be written there."""
     suffix = FORMATS[kind].suffix
     if path.suffix != suffix:
         raise SettingsError(
@@ -348,7 +368,7 @@ def _model_facts(run: LoadedRun, exported: ExportedNetwork) -> ModelFacts:
         "class_names": list(run.class_names),
         "preparation": Augment(augment).preparation._asdict(),
         "input": {
-            "name": INPUT,
+            "name": IMAGES,
             "shape": ["M", 3, size, size],
             "dtype": "float32",
             "values": "RGB, a byte / 255, in [0, 1]; not normalised: that is done inside",

@@ -7,7 +7,8 @@ Parts are used only with the key that they were made with. Unfinished drafts hav
 are deleted by :meth:`Parts.begin`. Callers hold :func:`semigpc.io.atomic.locked` while they write.
 
 Users: cached features (data.feature_views), embeddings of images (models.encoder), shards of
-labels (labeling.outputs) and partitions in a folder or an object store (labeling.ray).
+labels (labeling.outputs) and partitions in a folder or an object store (labeling.ray). The first
+two are in the user's cache (:func:`cache_root`), so that all commands share them.
 """
 
 import hashlib
@@ -16,7 +17,7 @@ import os
 import shutil
 import uuid
 from collections import ChainMap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path, PosixPath
 from typing import IO, Any, Literal, NamedTuple
@@ -35,8 +36,14 @@ KEY_FILE = "key.json"
 SCHEME = "://"  # in an address, and in no path
 PART_ROWS = 512  # rows in a part of RowParts, which a stop loses at most: half a minute of work
 VALUE_LENGTH = 80  # most characters of a value in a message
+CACHE_VARIABLE = "SEMIGPC_CACHE"  # of the environment; names the folder of all caches
 
 Key = JsonObject
+
+
+def cache_root() -> Path:
+    """Return the folder of all caches: the one named by SEMIGPC_CACHE, or ``~/.cache/semigpc``."""
+    return Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "semigpc").expanduser()
 
 
 # Where files are stored ---------------------------------------------------------------------------
@@ -400,14 +407,30 @@ class RowParts(Parts):
             save_tensors(path, tensors | {"marks": torch.from_numpy(marks.copy())})
         self._waiting = []
 
-    def index(self, kind: str) -> dict[bytes, tuple[str, int]]:
-        """Return the part of each mark, and the row in it."""
+    def index(
+        self, kind: str, *, damaged: Callable[[str], None] | None = None
+    ) -> dict[bytes, tuple[str, int]]:
+        """Return the part of each mark, and the row in it.
+
+        Args:
+            kind: of the parts.
+            damaged: called with the message about a damaged part, which is deleted then, so that
+                its rows are missing. Without it, a damaged part is an error.
+        """
         places = self._places[kind]
         for name in self.names():
-            if name.startswith(f"{kind}-") and name not in self._indexed:
+            if not name.startswith(f"{kind}-") or name in self._indexed:
+                continue
+            try:
                 marks = self._read(name, "marks", (MARK_BYTES,)).numpy()
-                self._indexed.add(name)
-                places |= {mark.tobytes(): (name, row) for row, mark in enumerate(marks)}
+            except DataError as error:
+                if damaged is None or not isinstance(error.__cause__, FileError):
+                    raise
+                self.remove([name])
+                damaged(str(error.__cause__))
+                continue
+            self._indexed.add(name)
+            places |= {mark.tobytes(): (name, row) for row, mark in enumerate(marks)}
         return places
 
     def rows(self, tensor: str, marks: Sequence[bytes]) -> Tensor:

@@ -6,7 +6,7 @@ UTF-8, as tables and reports are.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
 from semigpc.io.atomic import trouble
@@ -68,6 +68,41 @@ def sorted_images(
     names = [name for name, reason in images if not reason]
     bad = [(printable(name), reason) for name, reason in images if reason]
     return names, bad
+
+
+def files_at(
+    paths: Sequence[Path], *, follow_links: bool = False, skipped: list[Bad] | None = None
+) -> dict[Path, str]:
+    """Return images, files and all below folders, each once with its name for a table.
+
+    That is the name relative to the folder if ``paths`` is one folder, else the path.
+
+    Args:
+        paths: of files and folders.
+        follow_links: use links that lead out of a folder.
+        skipped: filled with what cannot be used in folders, each with the reason, instead of an
+            error.
+
+    Raises:
+        DataError: a path does not exist, or there is no image in a folder.
+    """
+    files: dict[Path, str] = {}
+    for path in paths:
+        if checked(path).is_dir():
+            names, bad = sorted_images(path, follow_links=follow_links)
+            if skipped is None:
+                reject_bad(bad, path)
+            else:
+                skipped += bad
+            if not names:
+                raise DataError(f"There is no image below {path}.")
+            relative = len(paths) == 1
+            files |= {path / name: name if relative else str(path / name) for name in names}
+        elif path.is_file():
+            files[path] = str(path)
+        else:
+            raise DataError(f"There is no image and no folder {path}. Check the path.")
+    return files
 
 
 def reject_bad(bad: list[Bad], place: object) -> None:

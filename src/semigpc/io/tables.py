@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -175,7 +175,8 @@ def _by_people(
         about: what other columns say of the row. trusted: statuses of labels to take.
     """
     if STATUS in about:
-        return label if about[STATUS] in trusted else None
+        # Predictions of a run have no status, and are trusted where new labels are.
+        return label if (about[STATUS] or PSEUDO) in trusted else None
     if TRUTH not in about:
         return label
     truth = about[TRUTH]
@@ -420,14 +421,21 @@ class EmbeddingTable:
         *,
         images: str,
         bad: list[Bad],
+        pretrained: str,
     ) -> None:
-        """Write names and embeddings, one row group at a time."""
+        """Write names and embeddings, one row group at a time.
+
+        Args:
+            groups: names and rows. key: what the rows depend on besides the images.
+            images: a hash of these. bad: those that were left out.
+            pretrained: where the weights of the network come from.
+        """
         import pyarrow
         from pyarrow import parquet
 
         number = pyarrow.float16() if key.precision == "float16" else pyarrow.float32()
         fields = [("file_name", pyarrow.string()), ("embedding", pyarrow.list_(number, key.width))]
-        facts = asdict(key) | {"images": images, "bad": bad}
+        facts = asdict(key) | {"images": images, "bad": bad, "pretrained": pretrained}
         schema = pyarrow.schema(fields, metadata={METADATA: json.dumps(facts)})
         with (
             replacing(self.path) as draft,
@@ -441,3 +449,25 @@ class EmbeddingTable:
                 column = pyarrow.FixedSizeListArray.from_arrays(values, key.width)
                 columns = [pyarrow.array(names, pyarrow.string()), column]
                 writer.write_table(pyarrow.Table.from_arrays(columns, schema=schema))
+
+
+class TableNetwork(NamedTuple):
+    """The network that made a table of embeddings: its key, and where the weights came from."""
+
+    key: TableKey
+    pretrained: str | None
+
+
+def network_of(path: Path) -> TableNetwork | None:
+    """Return the network that made a table, if :class:`EmbeddingTable` wrote it; else None."""
+    from pyarrow import parquet
+
+    if path.suffix.lower() != ".parquet":
+        return None
+    with _readable(path, "Delete that file; its embeddings will be computed again."):
+        metadata = parquet.read_schema(path).metadata or {}
+        facts = json.loads(metadata.get(METADATA, b"null"))
+    names = [field.name for field in fields(TableKey)]
+    if not isinstance(facts, dict) or not facts.keys() >= set(names):
+        return None
+    return TableNetwork(TableKey(**{name: facts[name] for name in names}), facts.get("pretrained"))

@@ -21,7 +21,7 @@ contradict, and copies with different labels.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,11 +35,10 @@ Floats = NDArray[np.float64]
 
 RANDOM_EVERY = 4  # cards, of which one is the next row of the random order
 CHECK_EVERY = 4  # of the others, one is a label to check, while there are such
-UNSEEN_EVERY = 4  # of the others, one may be of a class without labels, while there are such rows
-NEED_EVERY = 2  # of the others, one is for a class in need, while there are such
 POOL_ROWS = 1500  # rows that are chosen among
-COLD_NOISE = 0.1  # sigma^2 of the prior covariance, before there is a model
-COLD_SCALE = 0.5  # its length-scale, in median distances
+SPREAD_LABELS = 4  # labels for each class met, up to which rows spread over the data
+PRIOR_NOISE = 0.1  # sigma^2 of the prior covariance
+PRIOR_SCALE = 0.5  # its length-scale, in median distances
 FAR_VARIANCE = 0.7  # posterior over prior variance from which a row may be of another class
 TIE_RATIO = 0.5  # second over first probability, from which both classes are named
 SMALLEST = 1e-12
@@ -205,84 +204,123 @@ class _Lessons:
     """The rows that teach most, one by one.
 
     Attributes:
-        rows: (P,) open rows to choose among, sorted. probs: (P, C) by the model, C = 0 without one.
-        covariance: (P, P) given all labels and the rows chosen so far.
+        rows: (P,) open rows to choose among, sorted. classes: of the model; none without one.
+        probs: (P, C) by the model. doubt: (P,) u; all 1 while the labels are few.
+        is_far: (P,) unlike all labelled rows, before anything was chosen.
     """
 
     def __init__(self, pool: Pool, count: int, seed: int) -> None:
-        self.pool = pool
         self.rows = _candidates(pool, max(POOL_ROWS, 2 * count), seed)
         x = pool.rows(self.rows)
-        model = pool.model
-        self.needs: list[tuple[int, str]] = []
-        self.turns = 0
+        model = pool.model if len(x) else None
+        labelled = np.flatnonzero(pool.known >= 0)
+        self.classes: list[str] = []
+        self.needs: dict[int, str] = {}
         self.probs = np.empty((len(x), 0))
-        if model is None or not len(x):
-            self.noise = COLD_NOISE
-            self.covariance = _cold_covariance(x, pool.rows(np.flatnonzero(pool.known >= 0)))
-        else:
-            self.noise = model.noise_std_**2
-            self.covariance = model.covariance(x, x).astype(np.float64)
-            self.probs = model.predict_proba(x).astype(np.float64)
+        self.doubt = np.ones(len(x))
+        if model is not None:
             self.classes = [str(name) for name in model.classes_]
+            self.probs = model.predict_proba(x).astype(np.float64)
             self.needs = _needs(pool, self.classes)
-        self.prior = self.covariance.diagonal().copy()
+        self.spreads = model is None or len(labelled) < SPREAD_LABELS * len(self.classes)
+        if model is None or self.spreads:
+            covariance = _prior_covariance(x, pool.rows(labelled))
+            self.coverage = _Coverage(covariance, PRIOR_NOISE)
+            least = FAR_VARIANCE
+        else:
+            least = float(model.outlier_variance_)
+            self.doubt = _doubt(self.probs, model.class_counts_)
+            self.coverage = _Coverage(model.covariance(x, x), model.noise_std_**2)
+        self.is_far = self.coverage.variance > least
 
     def next(self, is_open: Mask) -> Choice | None:
-        """Return the best of the rows (n,) that are open; None if there is none."""
+        """Return the best of the rows (n,) that are open; None if there is none. O(P)."""
         free = is_open[self.rows]
         if not free.any():
             return None
-        self.turns += 1
-        worth = self._worth()
-        if not self.probs.shape[1]:
-            place = int(np.where(free, worth, -1.0).argmax())
-            return Choice(int(self.rows[place]), "spread", "", "unlike what was shown before")
-        if self.turns % UNSEEN_EVERY == 0:
-            unseen = free & (self.covariance.diagonal() > FAR_VARIANCE)
-            if unseen.any():
-                place = int(np.where(unseen, self._gain(), -1.0).argmax())
-                return Choice(int(self.rows[place]), "unseen", "", "unlike what is labelled")
-        if self.needs and self.turns % NEED_EVERY == 0:
-            code, reason = self.needs.pop(0)
-            self.needs.append((code, reason))
-            likely = worth * self.probs[:, code] * free
-            place = int(likely.argmax())
-            if self.probs[place, code] >= self.probs[place].max() * TIE_RATIO:
-                name = self.classes[code]
-                return Choice(int(self.rows[place]), "need", name, f"may be {name}, {reason}")
+        gain = self.coverage.gain()
+        variance = self.coverage.variance
+        worth = gain * variance if self.spreads else self.doubt * np.sqrt(gain * variance)
         place = int(np.where(free, worth, -1.0).argmax())
-        return Choice(int(self.rows[place]), "teach", "", self._why(place))
+        return Choice(int(self.rows[place]), *self._reason(place))
 
     def answered(self, row: int) -> None:
         """Lower the covariance as if a row were labelled. O(P^2)."""
         place = int(np.searchsorted(self.rows, row))
-        if place == len(self.rows) or self.rows[place] != row:
-            return
-        column = self.covariance[place]
-        self.covariance -= np.outer(column, column / (column[place] + self.noise))
+        if place < len(self.rows) and self.rows[place] == row:
+            self.coverage.answered(place)
 
-    def _gain(self) -> Floats:
-        """Return (P,) what an answer for each row takes from the variance of all."""
-        variance = self.covariance.diagonal()
-        total: Floats = np.einsum("ij,ij->i", self.covariance, self.covariance)
-        return total / (variance + self.noise)
+    def _reason(self, place: int) -> tuple[ChoiceKind, str, str]:
+        """Return kind, class and reason of a row."""
+        if not self.classes:
+            return "spread", "", "unlike what was shown before"
+        probs = self.probs[place]
+        first, second = (int(c) for c in (-probs).argsort(kind="stable")[:2])
+        is_tie = probs[second] > TIE_RATIO * probs[first]
+        if self.is_far[place]:
+            return "unseen", "", "unlike what is labelled"
+        for code in (first, second) if is_tie else (first,):
+            if code in self.needs:
+                name = self.classes[code]
+                return "need", name, f"may be {name}, {self.needs[code]}"
+        if self.spreads:
+            return "spread", "", "unlike what was shown before"
+        if is_tie:
+            return "teach", "", f"{self.classes[first]} or {self.classes[second]}"
+        return "teach", "", f"not surely {self.classes[first]}"
 
-    def _worth(self) -> Floats:
-        gain = self._gain()
-        if not self.probs.shape[1]:
-            return gain
-        first_two = np.partition(self.probs, -2, axis=1)[:, -2:]
-        doubt: Floats = 1 - (first_two[:, 1] - first_two[:, 0])
-        return gain**0.5 * doubt
 
-    def _why(self, place: int) -> str:
-        first, second = (int(c) for c in (-self.probs[place]).argsort(kind="stable")[:2])
-        if self.probs[place, second] > TIE_RATIO * self.probs[place, first]:
-            return f"{self.classes[first]} or {self.classes[second]}"
-        if self.prior[place] > FAR_VARIANCE:
-            return "unlike what is labelled"
-        return f"not surely {self.classes[first]}"
+class _Coverage:
+    """What is left of the variance of P rows, and what an answer for each would take from it.
+
+    The covariance is that of P rows minus the sum of f f^T over the rows answered since. O(P^2) for
+    a row that is answered, as one product of the matrix and a vector.
+
+    Args:
+        covariance: (P, P). noise: sigma^2.
+
+    Attributes:
+        variance: (P,).
+    """
+
+    def __init__(self, covariance: NDArray[Any], noise: float) -> None:
+        self.covariance = covariance.astype(np.float32)
+        self.noise = noise
+        self.variance = covariance.diagonal().astype(np.float64)
+        sums = np.einsum("ij,ij->i", self.covariance, self.covariance)
+        self.sums = sums.astype(np.float64)  # of C_ij^2 over j
+        self.factors: list[NDArray[np.float32]] = []  # f, (P,) each
+
+    def gain(self) -> Floats:
+        """Return (P,) sum_j C_ij^2 / (C_ii + sigma^2)."""
+        gain: Floats = np.maximum(self.sums, 0.0) / (self.variance + self.noise)
+        return gain
+
+    def answered(self, place: int) -> None:
+        """Learn that a row is answered. O(P^2)."""
+        scale = np.sqrt(max(float(self.variance[place]), 0.0) + self.noise)
+        f = self.covariance[place].copy()
+        for factor in self.factors:
+            f -= factor[place] * factor
+        f /= np.float32(scale)
+        covered = self.covariance @ f
+        for factor in self.factors:
+            covered -= (factor @ f) * factor
+        self.sums += -2.0 * f * covered + np.float64(f @ f) * f * f
+        self.variance = np.maximum(self.variance - f * f, 0.0)
+        self.factors.append(f)
+
+
+def _doubt(probs: Floats, counts: NDArray[np.int64]) -> Floats:
+    """Return (P,) u = (1 - p1 + p2) sum_c p_c nbar / n_c, with p1, p2 the largest two.
+
+    Args:
+        probs: (P, C). counts: (C,) labels.
+    """
+    first_two = np.partition(probs, -2, axis=1)[:, -2:]
+    rarity = counts.mean() / np.maximum(counts, 1)
+    doubt: Floats = (1 - first_two[:, 1] + first_two[:, 0]) * (probs @ rarity)
+    return doubt
 
 
 def _candidates(pool: Pool, most: int, seed: int) -> Integers:
@@ -300,8 +338,8 @@ def _candidates(pool: Pool, most: int, seed: int) -> Integers:
     return rows[np.sort(drawn)]
 
 
-def _needs(pool: Pool, classes: Sequence[str]) -> list[tuple[int, str]]:
-    """Return the classes in need as places in ``classes``, each with the reason."""
+def _needs(pool: Pool, classes: Sequence[str]) -> dict[int, str]:
+    """Return the reason for each class in need, by its place in ``classes``."""
     place_of = {name: place for place, name in enumerate(pool.names)}
     ours = np.array([place_of[name] for name in classes])
     labels = np.bincount(pool.known[pool.known >= 0], minlength=len(pool.names))[ours]
@@ -309,27 +347,31 @@ def _needs(pool: Pool, classes: Sequence[str]) -> list[tuple[int, str]]:
     if pool.answers is not None:
         given = pool.answers.codes[pool.answers.status == Status.PSEUDO]
         pseudo = np.bincount(given, minlength=len(pool.names))[ours]
-    found = []
+    found = {}
     for code in codes_in_need(labels, pseudo).tolist():
         number = "1 label" if labels[code] == 1 else f"{labels[code]} labels"
         nothing = "" if pseudo[code] else " and gets no new ones"
-        found.append((code, f"which has {number}{nothing}"))
+        found[code] = f"which has {number}{nothing}"
     return found
 
 
-def _cold_covariance(x: NDArray[np.float32], labelled: NDArray[np.float32]) -> Floats:
-    """Return the covariance (P, P) of rows (P, D) given labelled rows (l, D), before any model."""
+def _prior_covariance(x: NDArray[np.float32], labelled: NDArray[np.float32]) -> Floats:
+    """Return the covariance (P, P) of rows (P, D) given labelled rows (l, D), without a model.
+
+    By the angles between rows minus their mean, and a length-scale of half the median distance.
+    O((P + l)^2 (D + l)).
+    """
     if not len(x):
         return np.empty((0, 0))
     rows = np.concatenate([x, labelled]).astype(np.float64)
     rows -= rows.mean(axis=0)
     rows /= np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), SMALLEST)
     squares = np.maximum(2 - 2 * rows @ rows.T, 0.0)
-    length = COLD_SCALE * max(float(np.median(squares)), SMALLEST) ** 0.5
+    length = PRIOR_SCALE * max(float(np.median(squares)), SMALLEST) ** 0.5
     K = np.exp(squares / (-2 * length**2))
     P = len(x)
     covariance: Floats = K[:P, :P].copy()
     if len(labelled):
-        noisy = K[P:, P:] + COLD_NOISE * np.eye(len(labelled))
+        noisy = K[P:, P:] + PRIOR_NOISE * np.eye(len(labelled))
         covariance -= K[:P, P:] @ np.linalg.solve(noisy, K[P:, :P])
     return covariance

@@ -4,8 +4,8 @@
     label-studio   all rows: annotations by people, and predictions for the others
     coco           rows with a label; an annotation covers its whole image, and has a score if it is
                    not by people
-    fiftyone       rows with a label, as a FiftyOneImageClassificationDataset: a folder for
-                   ``fiftyone.Dataset.from_dir``, with confidence, status and grade
+    fiftyone       rows with a label, with confidence, status and grade, as the labels of a
+                   FiftyOneImageClassificationDataset. FiftyOne's CSV holds text alone
     cvat           all rows as "CVAT for images 1.1"; labels are tags. CVAT has no CSV format
     folders        rows with a label as CLASS/NAME, links or copies, for ImageFolder of torchvision
                    and ``imagefolder`` of datasets. Other rows are left out: these take every folder
@@ -13,7 +13,7 @@
 
 A row has a label if people gave it one (status "labelled") or if it was given out ("pseudo").
 
-FiftyOne reads a folder without more options: ``Dataset.from_dir(dataset_dir="fiftyone",
+FiftyOne: ``Dataset.from_dir(labels_path="fiftyone.json",
 dataset_type=fiftyone.types.FiftyOneImageClassificationDataset)``. In CVAT, create a task of the
 folder of images with the labels in ``cvat_labels.json`` (tab "Raw"), then upload ``cvat.xml`` as
 annotations: images are numbered by name, as CVAT sorts them.
@@ -471,37 +471,32 @@ def _write_coco(export: Export) -> Exported:
 
 
 def _write_fiftyone(export: Export) -> Exported:
-    """Write the labels and, in data.json, the paths of the images.
+    """Write labels by the absolute paths of the images.
 
-    Images have numbers for names: FiftyOne drops the endings of names, and two images that differ
-    in their endings, or an image and a text beside it, would be one.
+    FiftyOne drops the endings of relative names, so that two images which differ in their endings,
+    or an image and a text beside it, would be one.
     """
     labels = export.labels
     numbers = {name: number for number, name in enumerate(labels.classes)}
     files = _Images(labels)
-    paths: dict[str, str] = {}
     targets: dict[str, object] = {}
     for row, label in _labelled(labels):
         path = files.path(row)
         if path is None:
             continue
-        number = f"{row + 1:08d}"
         attributes: dict[str, object] = {"status": labels.status[row]}
         if labels.grade[row] > 0:
             attributes["grade"] = round(float(labels.grade[row]), 6)
-        paths[number] = str(path)
-        targets[number] = {
+        targets[str(path)] = {
             "label": numbers[label],
             "confidence": round(float(labels.confidence[row]), 6),
             "attributes": attributes,
         }
-    files.check_some(len(paths))
-    folder = export.out / "fiftyone"
+    files.check_some(len(targets))
+    path = export.out / "fiftyone.json"
     content = {"classes": list(labels.classes), "labels": targets}
-    write_json(folder / "data.json", paths)
-    write_json(folder / "labels.json", content)
-    written = (folder / "labels.json", folder / "data.json")
-    return Exported(written, len(paths), len(paths), files.notes())
+    write_text(path, json.dumps(content, ensure_ascii=False) + "\n")
+    return Exported((path,), len(targets), len(targets), files.notes())
 
 
 # CVAT ---------------------------------------------------------------------------------------------
@@ -771,7 +766,7 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
                 ("label_studio.xml",),
             ),
             Format("coco", "COCO", "coco.json", True, _write_coco),
-            Format("fiftyone", "FiftyOne", "fiftyone", True, _write_fiftyone),
+            Format("fiftyone", "FiftyOne", "fiftyone.json", True, _write_fiftyone),
             Format("cvat", "CVAT", "cvat.xml", True, _write_cvat, ("cvat_labels.json",)),
             Format("folders", "Class folders", "classes", True, _write_folders),
         )

@@ -103,6 +103,10 @@ class _NotLabelsError(Exception):
     """A table without the columns of labels."""
 
 
+class _OnlyGuessesError(Exception):
+    """A table in which nobody gave a label."""
+
+
 def _read(path: Path, notes: list[str]) -> LabelTable | None:
     """Return the labels of a table; None, and a note, if it is about something else."""
     try:
@@ -117,13 +121,9 @@ def _read(path: Path, notes: list[str]) -> LabelTable | None:
     return None
 
 
-class _OnlyGuessesError(Exception):
-    """A table in which nobody gave a label."""
-
-
 def _read_table(path: Path) -> LabelTable:
-    rows = read_columns(path, _check_columns)
-    next(rows, None)  # looks at the columns
+    if next(read_columns(path, _check_columns), None) is None:
+        return LabelTable({}, ())
     try:
         return read_labels(path)
     except DataError as error:

@@ -290,6 +290,24 @@ def write_tables(
     return tally
 
 
+def write_predictions(tables: Iterable[pyarrow.Table], path: Path, id_name: str) -> None:
+    """Write tables with the columns of labels.csv as one file: .csv, .parquet or .json."""
+    with replacing(path) as draft:
+        if path.suffix == ".parquet":
+            with parquet.ParquetWriter(draft, schema_of(id_name)) as file:
+                for table in tables:
+                    file.write_table(table)
+        elif path.suffix == ".json":
+            rows = [row for table in tables for row in table.to_pylist()]
+            draft.write_text(json.dumps(rows, indent=2, ensure_ascii=False) + "\n", "utf-8")
+        else:
+            with draft.open("w", newline="", encoding="utf-8") as text:
+                writer = csv.writer(text)
+                writer.writerow([spreadsheet_cell(id_name), *COLUMNS])
+                for table in tables:
+                    writer.writerows(_csv_rows(table, id_name))
+
+
 def _csv_rows(table: pyarrow.Table, id_name: str) -> Iterator[tuple[str, ...]]:
     texts = _reason_texts(table.column("reasons").combine_chunks())
     rows = _rows_of(table, id_name, *COLUMNS[:-1])

@@ -176,18 +176,23 @@ class Project:
         self._embeddings: Floats | None = None
 
     @classmethod
-    def open(cls, folder: Path, *, images: Path | None = None) -> "Project":
+    def open(
+        cls, folder: Path, *, images: Path | None = None, images_needed: bool = True
+    ) -> "Project":
         """Read what ``semigpc label`` wrote.
 
         Args:
             folder: that it wrote.
             images: where the images are now, if they were moved or if the data were a table.
+            images_needed: raise an error if their folder is gone.
 
         Raises:
             DataError: it is no such folder or is not complete, or what it points to is gone.
         """
         settings = read_settings(folder)
         root = images or (Path(settings["images"]) if settings["images"] else None)
+        if root is not None and not root.is_dir() and not images_needed:
+            root = None
         if root is not None and not root.is_dir():
             raise DataError(
                 f"The folder of images does not exist: {root}. Restore it, or name its new place "

@@ -390,6 +390,7 @@ class TableSource:
 
     Attributes:
         tables, files: the tables and their paths. columns: those that are read. width: D.
+        centre: what is subtracted from the numbers (D,), None for nothing.
         id_name: name of the ids. has_ids, has_labels: whether there is such a column.
         rows: how many; None where this takes reading all of them (Arrow, CSV).
         starts: number of the first row of each table, and of all rows if that is known.
@@ -410,7 +411,7 @@ class TableSource:
         self.rows = sum(known) if len(known) == len(tables) else None
         self.starts = np.cumsum([0, *known])
         self.width = self._find_width()
-        self._centre = self._find_centre()
+        self.centre = self._find_centre()
 
     def _check_shard(self, table: TableFile) -> None:
         """Raise a DataError if a further table lacks a column of the first, or has other types."""
@@ -443,6 +444,26 @@ class TableSource:
             except DataError as error:
                 raise DataError(f"{first.path}: {error}") from error
         return None
+
+    def read_as(self, other: "TableSource") -> None:
+        """Read rows as another source does, whose model they are for: with its offset.
+
+        Raises:
+            DataError: the features are not the same.
+        """
+        if self.width != other.width:
+            raise DataError(
+                f"{self.files[0]} has {self.width} features, and the labelled rows of "
+                f"{other.files[0]} have {other.width}. Give rows of the same features."
+            )
+        names = self.columns.features
+        if not (self.columns.as_list or other.columns.as_list) and names != other.columns.features:
+            odd = next(a for a, b in zip(names, other.columns.features, strict=True) if a != b)
+            raise DataError(
+                f"{self.files[0]} has other features than {other.files[0]}, such as {odd!r}. Give "
+                "the same columns in the same order."
+            )
+        self.centre = other.centre
 
     def batches(self, size: int) -> Iterator[RowBatch]:
         """Yield all rows in order, ``size`` at a time, however the files are divided."""
@@ -514,8 +535,8 @@ class TableSource:
         return RowBatch(first, ids, self._values(number, start, record), labels)
 
     def _values(self, number: int, start: int, record: pyarrow.RecordBatch) -> Floats:
-        precision = np.dtype(np.float32 if self._centre is None else np.float64)
-        return rounded(self._numbers(number, start, record, precision), self._centre)
+        precision = np.dtype(np.float32 if self.centre is None else np.float64)
+        return rounded(self._numbers(number, start, record, precision), self.centre)
 
     def _numbers(
         self, number: int, start: int, record: pyarrow.RecordBatch, precision: np.dtype[Any]

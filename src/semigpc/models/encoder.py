@@ -1,9 +1,9 @@
 """A frozen network as a function from images to rows, in torch or in ONNX Runtime.
 
-It is used for tables of embeddings (:func:`embed_folder`), cached features and predictions of runs
-on cached features. On a CPU, ONNX Runtime takes a quarter to a half of torch's time. Both agree to
-1e-3 of the size of the rows, about the precision of float16, so one table or cache may have rows of
-both.
+It is used for tables of embeddings (:func:`embed_folder`), rows of new images
+(:func:`embed_files`), cached features and predictions of runs on cached features. On a CPU, ONNX
+Runtime takes a quarter to a half of torch's time. Both agree to 1e-3 of the size of the rows, about
+the precision of float16, so one table or cache may have rows of both.
 """
 
 import hashlib
@@ -27,9 +27,16 @@ from torch import Tensor, nn
 
 from semigpc.io.atomic import locked, remove_drafts, write_text, writing
 from semigpc.io.content import content_mark, file_mark, joined_mark
-from semigpc.io.errors import DataError, ImageError, NotExportableError, SettingsError
+from semigpc.io.errors import (
+    DataError,
+    ImageError,
+    NotExportableError,
+    SettingsError,
+    WriteError,
+)
+from semigpc.io.graphs import ONNX_PACKAGES, innermost, open_onnx, trace, write_onnx
 from semigpc.io.images import RangeNote, read_squares
-from semigpc.io.parts import Folder, RowParts
+from semigpc.io.parts import CACHE_VARIABLE, Folder, RowParts, cache_root, key_digest
 from semigpc.io.paths import EXTENSIONS, Bad, checked, sorted_images
 from semigpc.io.tables import EmbeddingTable, TableKey
 from semigpc.io.text import printable
@@ -37,21 +44,18 @@ from semigpc.io.threads import granted, using
 from semigpc.models import MODELS, ModelConfig, build_model
 from semigpc.models.backbones import EMBEDDED, EMBEDDED_MODEL, VITS, input_statistics
 
-INPUT = "images"  # name of the input in an ONNX file
-ANY_NUMBER = ({0: torch.export.Dim("M", min=1)},)
-ONNX_PACKAGES = ("onnx", "onnxruntime", "onnxscript")
 # Pixels that a network must see before ONNX Runtime saves the seven seconds that it takes to get
 # the network there: on two cores torch takes 24 ms for an image of 224 x 224 and ONNX Runtime 8.
 WORTHWHILE_PIXELS = 400 * 224**2
 TOLERANCE = 1e-3  # largest difference from torch, relative to the root mean square of the outputs
 DEFAULT_SIZE = 224  # pixels a side, for networks whose own size is not known
 HUB = "timm"  # as EmbedConfig.pretrained: weights of timm's hub
+PIXELS = "JPEG by draft, the middle square, bilinear by Pillow"  # how images are prepared
 NO_WEIGHTS = "none"  # the same: random weights, the same ones every time
 AUTO = "auto"  # the same: the embedded weights if the network has some, timm's otherwise
 GROUP_ROWS = 4096  # rows of a table of embeddings that are written together
 MARKS_REPORTED = 500  # images that are read, to see whether they changed, between two reports
 
-Outputs = dict[str, NDArray[np.float32]]
 Progress = Callable[[str, int, int | None], None]  # stage, images done, images to do
 Item = TypeVar("Item")
 Made = TypeVar("Made")
@@ -155,6 +159,16 @@ class Encoder:
         rows: Tensor = self._network(moved)
         return rows.float().cpu()
 
+    def of_unit_range(self) -> nn.Module:
+        """Return the network of images (M, 3, s, s), RGB in [0, 1], on the CPU, for export.
+
+        Weights of convolutions are made contiguous, as torch.export fails to save others.
+        """
+        network = self._network
+        assert isinstance(network, _Normalised)
+        made = _UnitRange(network).to("cpu", memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+        return made.eval()  # type: ignore[no-any-return]
+
     def _find_width(self) -> int:
         size = self.image_size
         shape = (1, size, size, 3) if self._of_bytes else (1, 3, size, size)
@@ -192,69 +206,20 @@ class _Normalised(nn.Module):
         return rows
 
 
+class _UnitRange(nn.Module):
+    """The network of (v - mean) / std for v (M, 3, s, s) in [0, 1]."""
+
+    def __init__(self, normalised: _Normalised) -> None:
+        super().__init__()
+        self.normalised = normalised
+
+    def forward(self, images: Tensor) -> Tensor:
+        normalised = images * (255 * self.normalised.scale) + self.normalised.shift
+        rows: Tensor = self.normalised.network(normalised)
+        return rows.float()
+
+
 # ONNX ---------------------------------------------------------------------------------------------
-
-
-def trace(network: nn.Module, images: Tensor) -> torch.export.ExportedProgram:
-    """Return a network as a graph for any number of images.
-
-    Args:
-        network: its ``forward`` has one argument. images: two or more; one would be taken for a
-            constant.
-    """
-    try:
-        return torch.export.export(network, (images,), dynamic_shapes=ANY_NUMBER, strict=False)
-    except Exception as error:  # whatever a network's own code raises on symbolic shapes
-        raise NotExportableError(
-            f"the network cannot be traced: {_reason(error)}. Another model may do."
-        ) from error
-
-
-def write_onnx(
-    graph: torch.export.ExportedProgram,
-    outputs: Sequence[str],
-    path: Path,
-    metadata: Mapping[str, str] | None = None,
-) -> None:
-    """Write one ONNX file; weights are beside it only if they exceed the 2 GB that a file of this
-    format can hold.
-
-    Takes some seconds for a network of a hundred layers.
-
-    Args:
-        graph: of a network, from :func:`trace`. outputs: their names. path: of the file.
-        metadata: texts by name, stored in the file.
-    """
-    names: dict[str, Any] = {"input_names": [INPUT], "output_names": list(outputs)}
-    try:
-        program = torch.onnx.export(
-            graph, dynamo=True, dynamic_shapes=ANY_NUMBER, verbose=False, **names
-        )
-    except torch.onnx.OnnxExporterError as error:
-        raise NotExportableError(f"the network has no ONNX form: {_reason(error)}.") from error
-    assert program is not None
-    program.model.metadata_props.update(metadata or {})
-    program.save(path)
-
-
-def open_onnx(path: Path, threads: int) -> Callable[[NDArray[Any]], Outputs]:
-    """Open a file in ONNX Runtime on a CPU; the function that is returned may be called by several
-    threads at once.
-    """
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    # Its threads would keep the cores busy between two operations, which others could use.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    try:
-        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    except onnxruntime.capi.onnxruntime_pybind11_state.NotImplemented as error:
-        raise NotExportableError(
-            f"ONNX Runtime lacks what the network needs: {_reason(error)}."
-        ) from error
-    names = [output.name for output in session.get_outputs()]
-    return lambda images: dict(zip(names, session.run(names, {INPUT: images}), strict=True))
 
 
 def in_onnx_runtime(
@@ -285,7 +250,7 @@ def in_onnx_runtime(
     except NotExportableError:
         raise
     except Exception as error:  # versions that do not fit raise errors of any kind
-        raise NotExportableError(f"{_reason(error)}.") from error
+        raise NotExportableError(f"{innermost(error)}.") from error
     with torch.inference_mode():
         expected = network(images).numpy()
     size = float(np.sqrt(np.square(expected, dtype=np.float64).mean()))
@@ -295,14 +260,6 @@ def in_onnx_runtime(
             f"ONNX Runtime differs from torch by {difference:.2g} in outputs of size {size:.2g}."
         )
     return lambda images: run(images)["features"]
-
-
-def _reason(error: BaseException) -> str:
-    """Return the first line of the error that caused all others."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0].rstrip('.')}" if lines else type(error).__name__
 
 
 # A table of embeddings ----------------------------------------------------------------------------
@@ -336,6 +293,15 @@ class EmbedConfig:
         if self.batch < 1:
             raise SettingsError(f"batch must be at least 1; got {self.batch}.")
 
+    @property
+    def source(self) -> str:
+        """Return where the weights come from, as :func:`embed_folder` stores it."""
+        if self.pretrained == AUTO:
+            return EMBEDDED if self.model == EMBEDDED_MODEL else HUB
+        if self.pretrained in (EMBEDDED, HUB, NO_WEIGHTS):
+            return self.pretrained
+        return str(Path(self.pretrained).expanduser().resolve())
+
     def encoder(self) -> Encoder:
         """Return the network, on a GPU if there is one.
 
@@ -344,7 +310,7 @@ class EmbedConfig:
         """
         pretrained: str | None = self.pretrained
         if pretrained == AUTO:
-            pretrained = EMBEDDED if self.model == EMBEDDED_MODEL else HUB
+            pretrained = self.source
         own_size, is_fixed = _own_size(self.model)
         image_size = self.image_size or own_size
         model = ModelConfig(
@@ -408,18 +374,18 @@ def embed_folder(
 ) -> EmbedResult:
     """Write the embeddings of all images below ``folder`` to ``out``, sorted by name.
 
-    Hidden files are left out. Finished parts are kept beside ``out`` in "<out>.parts" until all are
-    finished, so that the same call continues after a stop. An image is known by its content: it is
-    read to see whether it has changed, and images of equal content are embedded once. Images that
-    cannot be read, and links that lead out of the folder, are listed in "<out>.bad.txt". Memory:
-    the names, some thousand rows, and a few batches of images per core.
+    Hidden files are left out. Rows are kept in the user's cache (:class:`RowStore`), so that the
+    same call continues after a stop, and no image is embedded twice. An image is known by its
+    content, which is read. Images that cannot be read, and links that lead out of the folder, are
+    listed in "<out>.bad.txt". Memory: the names, some thousand rows, and a few batches of images
+    per core.
 
     Args:
         folder: of images, at any depth.
         out: a .parquet file.
         config: the network; the embedded one by default.
         skip_bad: leave out images that cannot be read instead of raising an error at the end.
-        overwrite: begin from the start, and replace an existing table.
+        overwrite: replace an existing table.
         follow_links: use links that lead out of the folder.
         progress: called with stage, images done and images to do after every batch, and once with
             a line on the number of images, the network, and the expected time.
@@ -446,33 +412,81 @@ def _embed_images(
     progress: Progress,
 ) -> EmbedResult:
     encoder = config.encoder()
-    key = TableKey(
-        config.model, encoder.weights, encoder.image_size, config.precision, encoder.width
-    )
-    parts = _parts_of(table, key)
+    key = encoder_key(encoder, config)
     finished = None if overwrite else table.finished(key, images.digest)
     if finished is not None:
-        parts.remove_all()  # left by a stop at the very end
         rows, bad = finished
         _list_bad(bad, rows, table, skip_bad=skip_bad)
         return EmbedResult(table.path, rows, bad, None, key)
-    _begin(parts, overwrite=overwrite)
+    store = RowStore(key)
     marks = images.marks
-    known = parts.index("rows")
+    known = store.known()
     missing = {mark: name for name, mark in reversed(marks.items()) if mark not in known}
     reasons: dict[bytes, str] = {}
     if missing:
         names = sorted(missing.values())
-        broken = _embed(encoder, images.root, names, marks, parts, config, progress)
+        broken = _embed(encoder, images.root, names, marks, store, config, progress)
         reasons = {marks[name]: reason for name, reason in broken}
     good = [name for name, mark in marks.items() if mark not in reasons]
     unread = [(name, reasons[mark]) for name, mark in marks.items() if mark in reasons]
     bad = sorted(images.bad + unread)
     _list_bad(bad, len(good), table, skip_bad=skip_bad)
-    table.write(_groups(parts, good, marks), key, images=images.digest, bad=bad)
-    parts.remove_all()
+    groups = _groups(store, good, marks)
+    table.write(groups, key, images=images.digest, bad=bad, pretrained=config.source)
     made = sum(marks[name] in missing for name in good)
     return EmbedResult(table.path, len(good), bad, made, key)
+
+
+def encoder_key(encoder: Encoder, config: EmbedConfig) -> TableKey:
+    """Return what rows of a network depend on besides the images."""
+    return TableKey(
+        config.model, encoder.weights, encoder.image_size, config.precision, encoder.width
+    )
+
+
+def embed_files(
+    paths: Sequence[Path],
+    config: EmbedConfig,
+    key: TableKey,
+    *,
+    progress: Progress = _no_progress,
+) -> tuple[NDArray[np.float32], dict[int, str]]:
+    """Return the rows (n, D) of n images, and why images could not be read, by their position.
+
+    Rows are those of a table of embeddings with the same key, rounded as there. The network is
+    built only if an image was never embedded before; its row is stored for the next time.
+
+    Args:
+        paths: of the images. config: the network. key: what the rows depend on.
+        progress: called as that of :func:`embed_folder`.
+
+    Raises:
+        DataError: the network is not the one of the key.
+    """
+    names = [str(path) for path in paths]
+    marks = _marks(Path(), names, progress)
+    store = RowStore(key)
+    known = store.known()
+    missing = {mark: name for name, mark in reversed(marks.items()) if mark not in known}
+    reasons: dict[bytes, str] = {}
+    if missing:
+        encoder = config.encoder()
+        found = encoder_key(encoder, config)
+        if found != key:
+            raise DataError(
+                f"{config.model} is not the network that made the embeddings: "
+                f"{key.difference(asdict(found))}. Put back its weights ({config.source})."
+            )
+        ordered = sorted(missing.values())
+        broken = _embed(encoder, Path(), ordered, marks, store, config, progress)
+        reasons = {marks[name]: reason for name, reason in broken}
+    rows = np.zeros((len(names), key.width), np.float32)
+    good = [i for i, name in enumerate(names) if marks[name] not in reasons]
+    for first in range(0, len(good), GROUP_ROWS):
+        group = good[first : first + GROUP_ROWS]
+        rows[group] = store.rows("embedding", [marks[names[i]] for i in group]).numpy()
+    bad = {i: reasons[marks[name]] for i, name in enumerate(names) if marks[name] in reasons}
+    return rows, bad
 
 
 class _Images(NamedTuple):
@@ -500,6 +514,12 @@ def _images(folder: Path, *, follow_links: bool, progress: Progress) -> _Images:
         endings = ", ".join(sorted(EXTENSIONS))
         raise DataError(f"There are no images below {folder}. Known endings: {endings}.")
 
+    return _Images(root, _marks(root, names, progress), bad)
+
+
+def _marks(root: Path, names: Sequence[str], progress: Progress) -> dict[str, bytes]:
+    """Return the mark of each image, all of which are read."""
+
     def mark(name: str) -> bytes:
         try:
             return file_mark(root / name)
@@ -512,38 +532,69 @@ def _images(folder: Path, *, follow_links: bool, progress: Progress) -> _Images:
             marks[name] = own
             if len(marks) % MARKS_REPORTED == 0:
                 progress("reading", len(marks), len(names))
-    return _Images(root, marks, bad)
+    return marks
 
 
-def _parts_of(table: EmbeddingTable, key: TableKey) -> RowParts:
-    folder = table.path.with_name(table.path.name + ".parts")
-    return RowParts(
-        Folder(folder),
-        asdict(key),
-        shapes={"rows": {"embedding": (key.width,)}},
-        dtype=torch.float16 if key.precision == "float16" else torch.float32,
-        remedy=f"Delete that file, or the folder {folder}; its embeddings will be computed again.",
-    )
+class RowStore(RowParts):
+    """Rows of a frozen network by the content of images, in the user's cache.
 
+    One folder for each network, image size and precision, below ``embeddings`` in
+    :func:`semigpc.io.parts.cache_root`. All commands share it, so that an image is embedded once,
+    wherever its rows are written to: 2 D bytes per image in float16. Several processes may add rows
+    at once: each part has a name of its own, and the folder is locked while one is written.
 
-def _begin(parts: RowParts, *, overwrite: bool) -> None:
-    """Prepare the parts; earlier ones are deleted with ``overwrite``, and must fit without."""
-    difference = None if overwrite else parts.difference()
-    if difference is not None:
-        raise DataError(
-            f"{parts.folder.place} holds parts of a table that was made differently: {difference}. "
-            "Use the same settings to continue it, or pass overwrite=True to begin again."
+    Args:
+        key: what the rows depend on besides the images.
+
+    Raises:
+        DataError: the folder holds something else.
+    """
+
+    def __init__(self, key: TableKey) -> None:
+        facts = {**asdict(key), "pixels": PIXELS}
+        name = f"{key.network.replace('/', '_')}-{key.image_size}px-{key_digest(facts)[:12]}"
+        folder = cache_root() / "embeddings" / name
+        super().__init__(
+            Folder(folder),
+            facts,
+            shapes={"rows": {"embedding": (key.width,)}},
+            dtype=torch.float16 if key.precision == "float16" else torch.float32,
+            remedy=f"Delete the folder {folder}; its embeddings will be computed again.",
         )
-    parts.begin(afresh=overwrite)
+        difference = self.difference()
+        if difference is not None:
+            raise DataError(
+                f"The embeddings in {folder} were made differently: {difference}. Delete the "
+                f"folder, or set {CACHE_VARIABLE} to another one."
+            )
+
+    def known(self) -> Mapping[bytes, object]:
+        """Return the marks of the images that have a row; parts that are damaged are deleted."""
+        return self.index("rows", damaged=_note_damage)
+
+    def flush(self) -> None:
+        """Write the rows that are waiting, while no other process does."""
+        if not self._waiting:
+            return
+        try:
+            with locked(self.folder.place, waiting=lambda _: None):
+                self.begin()  # only drafts of killed processes are there now
+                super().flush()
+        except WriteError as error:
+            raise WriteError(f"{error} Or set {CACHE_VARIABLE}.", passing=error.passing) from error
+
+
+def _note_damage(message: str) -> None:
+    warnings.warn(f"{message}. The file was deleted; its images are embedded again.", stacklevel=3)
 
 
 def _groups(
-    parts: RowParts, names: Sequence[str], marks: Mapping[str, bytes]
+    store: RowStore, names: Sequence[str], marks: Mapping[str, bytes]
 ) -> Iterator[tuple[list[str], NDArray[np.floating[Any]]]]:
     """Yield the rows of these names in this order, some thousand at a time."""
     for first in range(0, len(names), GROUP_ROWS):
         group = list(names[first : first + GROUP_ROWS])
-        yield group, parts.rows("embedding", [marks[name] for name in group]).numpy()
+        yield group, store.rows("embedding", [marks[name] for name in group]).numpy()
 
 
 def _embed(
@@ -551,11 +602,11 @@ def _embed(
     root: Path,
     names: Sequence[str],
     marks: Mapping[str, bytes],
-    parts: RowParts,
+    store: RowStore,
     config: EmbedConfig,
     progress: Progress,
 ) -> list[Bad]:
-    """Add the embeddings of these images to the parts; return the images that cannot be read."""
+    """Add the embeddings of these images to the store; return the images that cannot be read."""
     progress(f"preparing {encoder.name}", 0, None)
     bad: list[Bad] = []
     done = 0
@@ -570,7 +621,7 @@ def _embed(
             for good, rows, unread in encoded:
                 if good:
                     stored = {"embedding": _stored(rows, encoder, config.precision)}
-                    parts.add("rows", [marks[name] for name in good], stored)
+                    store.add("rows", [marks[name] for name in good], stored)
                 if not done:
                     each = time.perf_counter() - began
                     at_once = granted() if encoder.in_onnx_runtime else 1
@@ -579,7 +630,7 @@ def _embed(
                 bad += unread
                 done += len(good) + len(unread)
                 progress("embedding", done, len(names))
-    parts.flush()
+    store.flush()
     return bad
 
 

@@ -48,13 +48,12 @@ class ReviewModel:
     """Label, confidence, variance and status of n rows.
 
     Args:
-        project: the rows and the given labels.
-        classifier: fitted on the given labels; None where these are of fewer than two classes.
+        project: the rows and the given labels, and the guesses of its table until :meth:`replace`.
     """
 
-    def __init__(self, project: Project, classifier: SemiGPClassifier | None) -> None:
+    def __init__(self, project: Project) -> None:
         self.project = project
-        self.maybe_classifier = classifier
+        self.maybe_classifier: SemiGPClassifier | None = None
         self.names: list[str] = []  # of classes; only ever extended, so that codes stay valid
         self.codes_by_name: dict[str, int] = {}
         for name in project.classes:
@@ -81,16 +80,13 @@ class ReviewModel:
         self.variance_at = np.zeros(n, np.int64)  # generation
         self.changed_at = np.zeros(n, np.int64)  # clock
         self.reasons: dict[int, Reasons] = {}  # of rows shown
-        # The labels that the classifier was fitted on.
-        self.fitted_codes = self.known_codes.copy()
-        if classifier is None:
-            self.fitted_codes[:] = -1
+        self.fitted_codes = np.full(n, -1, np.int32)  # labels that the classifier was fitted on
+        # Whether the classifier would be another one if it had learned in another order.
+        self.order_matters = False
         self.came_since: list[LeftOutLabels] = []  # labels since then, as predicted before
         self.promise_at = 0  # generation
         self._watched: WatchedRows | None = None
         self._embeddings: dict[int, Floats] = {}
-        if not project.settings["fitted"]:
-            self.scored_at[:] = -1  # the table has no guesses
         self._read_ahead: tuple[Rows, Floats] = np.zeros(0, np.int64), np.zeros((0, 0), np.float32)
 
     def __len__(self) -> int:
@@ -110,7 +106,11 @@ class ReviewModel:
     @property
     def many_labels(self) -> bool:
         """Whether computing the variance of all rows would take too long."""
-        return not self.is_cold and len(self.classifier.labeled_rows_) > FEW_LABELS
+        return not self.is_cold and self.are_many(len(self.classifier.labeled_rows_))
+
+    def are_many(self, labels: int) -> bool:
+        """Return whether so many labels are learned one by one only, without a new fit."""
+        return labels > FEW_LABELS
 
     def code(self, name: str | None) -> int:
         """Return the number of a class, which may be new; -1 for None."""
@@ -125,6 +125,13 @@ class ReviewModel:
         """Return the label of a row, given or predicted."""
         code = int(self.codes[row])
         return self.names[code] if code >= 0 else None
+
+    def codes_of(self, labels: Mapping[int, str]) -> NDArray[np.int32]:
+        """Return our codes (n,) of some labels by row; -1 for other rows."""
+        codes = np.full(len(self), -1, np.int32)
+        for row, label in labels.items():
+            codes[row] = self.code(label)
+        return codes
 
     def class_codes(self) -> NDArray[np.int32]:
         """Return our code of each class of the classifier, (C,)."""
@@ -203,6 +210,8 @@ class ReviewModel:
 
     def _learn(self, labels: Mapping[int, str | None]) -> None:
         """Add labels of rows to the classifier, None to remove one."""
+        names = set(self.classifier.classes_.tolist())
+        self.order_matters |= not names.issuperset(labels.values())
         rows = sorted(row for row in labels if self.has_embedding[row])
         targets = np.array([labels[row] for row in rows], object)
         self.classifier.partial_fit(self.embeddings(rows), targets, rows=np.array(rows))
@@ -500,22 +509,35 @@ class ReviewModel:
         """How many rows have another label than the classifier was fitted on."""
         return int((self.known_codes != self.fitted_codes).sum())
 
-    def replace(self, classifier: SemiGPClassifier, fitted_codes: NDArray[np.int32]) -> None:
-        """Take a classifier that was fitted to the labels ``fitted_codes`` (n,), and teach it those
-        that have changed since.
+    def replace(
+        self,
+        classifier: SemiGPClassifier,
+        fitted_codes: NDArray[np.int32],
+        *,
+        scored: bool = False,
+    ) -> None:
+        """Take a classifier, and teach it the labels that have changed since it was fitted.
+
+        Args:
+            fitted_codes: (n,) labels that it was fitted to.
+            scored: whether the guesses that are shown are its own already.
         """
         self.maybe_classifier = classifier
         self.fitted_codes = fitted_codes
         self.generation += 1
         self.promise_at = self.generation
         self.came_since = []
-        self.scored_at[self.known_codes < 0] = -1
+        self.scored_at[self.known_codes >= 0] = self.generation
+        if scored:
+            self.scored_at[:] = self.generation
+            self.variance_at[:] = self.generation
         self.reasons.clear()
         changed = np.flatnonzero((self.known_codes != fitted_codes) & self.has_embedding)
         if len(changed):
             names = [*self.names, None]
             self._learn({int(row): names[self.known_codes[row]] for row in changed})
             self.generation += 1
+        self.order_matters = False
         self.mark_changed(np.arange(len(self)))
 
 

@@ -158,7 +158,8 @@ def state_of(queue: ReviewQueue) -> State:
     """Return whether there is a model, and whether what is shown is up to date."""
     model = queue.model
     if model.is_cold:
-        return "cold"
+        labels = model.known_codes[(model.known_codes >= 0) & model.has_embedding]
+        return "cold" if len(np.unique(labels)) < 2 else "fitting"
     late = model.stale.any() or model.promise_at != model.generation
     return "fitting" if late else "ready"
 

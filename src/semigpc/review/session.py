@@ -165,13 +165,14 @@ class Session:
     Args:
         project: what ``semigpc label`` wrote.
         read_only: show and export, but take no answers.
+        fit: whether to fit the model before anything is shown; otherwise :meth:`catch_up` does it.
 
     Raises:
         DataError: ``reviews.jsonl`` does not fit the data.
         InUseError: another process reviews or labels there.
     """
 
-    def __init__(self, project: Project, *, read_only: bool = False) -> None:
+    def __init__(self, project: Project, *, read_only: bool = False, fit: bool = True) -> None:
         self.project = project
         self._lock = threading.RLock()
         with ExitStack() as closing:
@@ -183,9 +184,7 @@ class Session:
             self.history = History({name: row for row, name in enumerate(project.ids)})
             for entry in self.journal.entries:
                 self.history.apply(entry)
-            known = project.known({})
-            has_model = len(set(known.labels.tolist())) > 1
-            self.model = ReviewModel(project, project.model() if has_model else None)
+            self.model = ReviewModel(project)
             self.kinds = np.full(len(self.model), UNANSWERED, np.uint8)
             self.queue = ReviewQueue(self.model, self.kinds)
             self.reward = Reward()
@@ -195,6 +194,8 @@ class Session:
             self._chosen_at = -1  # the clock of the model
             self._recent: dict[str, None] = {}  # classes, the last used one last
             self._set_labels(list(self.history.answers))
+            while fit and self.catch_up():
+                pass
             self._closing = closing.pop_all()
         self.replayed = len(self.journal.entries)
 
@@ -641,28 +642,40 @@ class Session:
         """Return whether labels have changed so much that a new model is worth its time.
 
         With many labels there is no self-training, and the model has learned all that a new fit
-        would, but for its hyper-parameters.
+        would, but for its hyper-parameters, unless labels were withdrawn or a class was new.
         """
         model = self.model
         changed = model.labels_since_fit
-        if self._known_classes() < 2 or model.many_labels or not changed:
+        if self._known_classes() < 2 or not changed:
             return False
+        if model.many_labels:
+            return idle and model.order_matters
         known = int((model.known_codes >= 0).sum())
         return model.is_cold or idle or changed >= max(LEAST_BEFORE_FIT, SHARE_BEFORE_FIT * known)
 
     def _fit(self) -> Job:
-        known = self.project.known(self.history.answers)
+        answers = self.history.answers
+        known = self.project.known(answers)
         codes = self.model.known_codes.copy()
+        # The guesses in the table are those of the model that was fitted without answers, and with
+        # many labels that one learns the answers.
+        first = not answers or self.model.are_many(len(known.rows))
+        first = first and bool(self.project.settings["fitted"])
+        in_table = first and not answers and self.model.is_cold
+        if first:
+            codes = self.model.codes_of(self.project.given)
 
         def work() -> Callable[[], None]:
-            classifier = self.project.fit(known)
-            return lambda: self._store_fit(classifier, codes)
+            classifier = self.project.model() if first else self.project.fit(known)
+            return lambda: self._store_fit(classifier, codes, in_table)
 
         return work
 
-    def _store_fit(self, classifier: SemiGPClassifier, codes: NDArray[np.int32]) -> None:
+    def _store_fit(
+        self, classifier: SemiGPClassifier, codes: NDArray[np.int32], in_table: bool
+    ) -> None:
         if self._known_classes() > 1:
-            self.model.replace(classifier, codes)
+            self.model.replace(classifier, codes, scored=in_table and not self.history.answers)
 
     def _choose(self) -> Job:
         pool = self._pool()
@@ -706,6 +719,8 @@ class Session:
                 answer=answers,
                 chosen=chosen,
                 images=self.project.images,
+                image_url=self.project.settings["written"]["image_url"],
+                follow_links=self.project.settings["follow_links"],
             )
 
     def export(self, name: str = "csv") -> Exported:
@@ -723,6 +738,8 @@ class Session:
             return f"{len(kinds)} of {int(self.queue.asked.sum())} reviewed: {counts}"
 
 
-def open_session(folder: Path, *, images: Path | None = None, read_only: bool = False) -> Session:
-    """Open what ``semigpc label`` wrote into a folder for review."""
-    return Session(Project.open(folder, images=images), read_only=read_only)
+def open_session(
+    folder: Path, *, images: Path | None = None, read_only: bool = False, fit: bool = True
+) -> Session:
+    """Open a folder that ``semigpc label`` or ``semigpc open`` wrote; see :class:`Session`."""
+    return Session(Project.open(folder, images=images), read_only=read_only, fit=fit)

@@ -23,7 +23,7 @@ from semigpc.data.folder import FolderConfig, Listing, class_folders, from_table
 from semigpc.data.loaders import worker_count
 from semigpc.io.errors import DataError, RunError, SettingsError
 from semigpc.io.images import ArrayImages, FileImages
-from semigpc.io.paths import Bad, checked, existing, reject_bad, sorted_images
+from semigpc.io.paths import Bad, existing, files_at
 from semigpc.io.tables import is_table
 from semigpc.io.text import listed
 from semigpc.io.threads import allowed, using
@@ -301,25 +301,11 @@ def images_at(
     """
     if [path.suffix for path in paths] == [".npz"]:
         return _unlabeled_arrays(paths[0])
-    files: dict[Path, None] = {}
-    for path in paths:
-        if checked(path).is_dir():
-            names, bad = sorted_images(path, follow_links=follow_links)
-            if skipped is None:
-                reject_bad(bad, path)
-            else:
-                skipped += bad
-            if not names:
-                raise DataError(f"There is no image below {path}.")
-            files |= dict.fromkeys(path / name for name in names)
-        elif path.is_file():
-            files[path] = None
-        else:
-            raise DataError(f"There is no image and no folder {path}. Check the path.")
+    files = files_at(paths, follow_links=follow_links, skipped=skipped)
     return ImageSet(
         FileImages(list(files), cache_bytes=0),
         np.full(len(files), -1),
-        [str(path) for path in files],
+        list(files.values()),
     )
 
 

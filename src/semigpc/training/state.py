@@ -23,10 +23,10 @@ from semigpc.data import (
     FeatureCache,
     Splits,
     ViewSource,
-    cache_root,
 )
 from semigpc.data.loaders import worker_count
 from semigpc.io.errors import CheckpointError
+from semigpc.io.parts import cache_root
 from semigpc.io.threads import granted, using
 from semigpc.models import Adapter, Classifier, build_model
 from semigpc.models.encoder import Encoder

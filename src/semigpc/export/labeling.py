@@ -1,0 +1,250 @@
+"""Export a labelled folder to one file, check it against what it predicts, and describe it.
+
+A folder of images becomes the frozen network with the GP behind it; a folder that was made from a
+table becomes the GP alone.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from semigpc.estimator.head import (
+    PROBABILITIES,
+    ClassifierHead,
+    example_rows,
+    head_facts,
+    rows_input,
+)
+from semigpc.export.network import FORMATS, Floats, Predictor
+from semigpc.export.run import (
+    SMALL_BATCHES,
+    TOLERANCE,
+    ExportedFile,
+    Kind,
+    Progress,
+    check_free,
+    publish,
+)
+from semigpc.io.atomic import JsonObject
+from semigpc.io.errors import DataError, DifferenceError
+from semigpc.io.graphs import IMAGES, ONNX_PACKAGES
+from semigpc.io.images import DRAFT_FACTOR, read_squares
+from semigpc.io.versions import versions
+from semigpc.labeling.inference import LoadedLabeling, load_labeling
+from semigpc.models.backbones import input_statistics
+from semigpc.models.encoder import Encoder
+
+CHECKED_IMAGES = 128  # with which a file is compared; a network on a CPU takes 10 to 30 ms for each
+CHECKED_ROWS = 1024  # the same, of a table
+BATCH = 64  # the largest of the check
+# As :data:`semigpc.estimator.head.EQUAL_ROWS`, for rows that a network computes anew: stored ones
+# were rounded to float16, by up to 5e-4 of each number.
+SAME_IMAGE = 4e-6
+
+
+class LabelingNetwork(nn.Module):
+    """Images (M, 3, s, s), RGB in [0, 1], to the outputs of the classifier on their embeddings.
+
+    Args:
+        backbone: from images to rows. head: the classifier on these.
+        rounded: whether rows are rounded to float16, as stored ones are: without it, probabilities
+            of photographs differed by up to 2e-4.
+    """
+
+    def __init__(self, backbone: nn.Module, head: ClassifierHead, *, rounded: bool) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.head = head
+        self.rounded = rounded
+
+    @property
+    def outputs(self) -> Sequence[str]:
+        """Return the names of the outputs, in their order."""
+        return self.head.outputs
+
+    def forward(self, images: Tensor) -> dict[str, Tensor]:
+        """Return all outputs of the classifier."""
+        rows: Tensor = self.backbone(images)
+        found: dict[str, Tensor] = self.head(rows.half().float() if self.rounded else rows)
+        return found
+
+
+def export_labeling(
+    folder: Path,
+    *,
+    kind: Kind = "onnx",
+    out: Path | None = None,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> ExportedFile:
+    """Write a labelled folder as one file that needs no semigpc, and describe it in FILE.json.
+
+    The file appears under its name once its probabilities agree to TOLERANCE with those that
+    ``semigpc predict`` returns, on up to CHECKED_IMAGES images of the folder, or random ones where
+    these are gone, or on CHECKED_ROWS rows of its table.
+
+    Args:
+        folder: that ``label``, ``open`` or ``review`` wrote. kind: of file.
+        out: ``export/model.onnx`` or ``export/model.pt2`` in the folder if left out.
+        overwrite: replace an existing file.
+        progress: called with the stage, what is done of it, and its size.
+    """
+    form = FORMATS[kind]
+    report = progress or (lambda *_: None)
+    form.require()
+    path = out or folder / "export" / f"model{form.suffix}"
+    check_free(path, kind, overwrite=overwrite)
+    report("Loading the model", 0, None)
+    labelling = load_labeling(folder)
+
+    def write(draft: Path) -> Mapping[str, Any]:
+        return _write_draft(labelling, kind, draft, report)
+
+    return publish(path, write)
+
+
+def _write_draft(
+    labelling: LoadedLabeling, kind: Kind, draft: Path, report: Progress
+) -> JsonObject:
+    """Write a labelling as one file, compare it with what it predicts, and return the facts."""
+    form = FORMATS[kind]
+    network: ClassifierHead | LabelingNetwork
+    size: int | Tensor
+    if labelling.network is None:
+        network, size, facts = _of_rows(labelling)
+        inputs, expected, check = _rows_to_check(labelling)
+    else:
+        encoder = labelling.embedding.encoder()
+        if encoder.weights != labelling.network.key.weights:
+            raise DataError(
+                f"The weights of {encoder.name} are not those that {labelling.project.folder} was "
+                f"labelled with. Put these back ({labelling.embedding.source})."
+            )
+        network, size, facts = _of_images(labelling, encoder)
+        inputs, expected, check = _images_to_check(labelling, encoder, report)
+    report(f"Writing {draft.name}", 0, None)
+    form.write(network.eval(), size, draft, json.dumps(facts))
+    largest = _difference(form.open(draft), inputs, expected, report)
+    return {
+        **facts,
+        "file": draft.name,
+        "format": kind,
+        "labelling": str(labelling.project.folder),
+        "check": {**check, "largest_difference": largest, "tolerance": TOLERANCE},
+        "versions": versions(*ONNX_PACKAGES),
+    }
+
+
+def _of_rows(labelling: LoadedLabeling) -> tuple[ClassifierHead, Tensor, JsonObject]:
+    """Return the classifier alone, example rows, and its facts."""
+    source = labelling.project.source
+    head = labelling.model.head(centre=source.centre)
+    facts = head_facts(head, labelling.class_names)
+    features = list(source.columns.features)
+    about = rows_input(head, source.width)
+    return head, example_rows(head, source.width), facts | {"input": about, "features": features}
+
+
+def _of_images(
+    labelling: LoadedLabeling, encoder: Encoder
+) -> tuple[LabelingNetwork, int, JsonObject]:
+    """Return the network with the classifier behind it, the size of images, and the facts."""
+    head = labelling.model.head(tolerance=SAME_IMAGE)
+    size = encoder.image_size
+    mean, std = input_statistics(encoder.name)
+    facts = head_facts(head, labelling.class_names) | {
+        "network": {"name": encoder.name, "weights": encoder.weights},
+        "preparation": {
+            "decode": DRAFT_FACTOR * size,
+            "shorter_side": None,
+            "size": size,
+            "square": True,
+        },
+        "input": {
+            "name": IMAGES,
+            "shape": ["M", 3, size, size],
+            "dtype": "float32",
+            "values": "RGB, a byte / 255, in [0, 1]; not normalised: that is done inside",
+        },
+        "normalised_inside_by": {"mean": list(mean), "std": list(std)},
+    }
+    assert labelling.network is not None
+    rounded = labelling.network.key.precision == "float16"
+    return LabelingNetwork(encoder.of_unit_range(), head, rounded=rounded), size, facts
+
+
+# The check ----------------------------------------------------------------------------------------
+
+
+def _rows_to_check(labelling: LoadedLabeling) -> tuple[Floats, Floats, JsonObject]:
+    """Return rows of the table as they are written there, and their probabilities."""
+    project = labelling.project
+    chosen = _spread(len(project.ids), CHECKED_ROWS)
+    rows = project.embeddings(chosen)
+    inputs: Any = rows
+    if project.source.centre is not None:
+        inputs = rows.astype(np.float64) + project.source.centre
+    return inputs, labelling.model.predict_proba(rows), {"rows": len(rows)}
+
+
+def _images_to_check(
+    labelling: LoadedLabeling, encoder: Encoder, report: Progress
+) -> tuple[Floats, Floats, JsonObject]:
+    """Return images of the folder and the probabilities that predict returns for them."""
+    project = labelling.project
+    report("Reading images", 0, None)
+    chosen = _spread(len(project.ids), CHECKED_IMAGES)
+    if project.images is not None:
+        names = [project.ids[row] for row in chosen]
+        good, pixels, _ = read_squares(project.images, names, encoder.image_size)
+        if good:
+            place = dict(zip(names, chosen.tolist(), strict=True))
+            rows = project.embeddings(np.array([place[name] for name in good]))
+            check = {"images": len(good), "random_images": 0}
+            return _as_input(pixels), labelling.model.predict_proba(rows), check
+    size = encoder.image_size
+    shape = (CHECKED_IMAGES, size, size, 3)
+    pixels = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    parts = [encoder(torch.from_numpy(part)).half().float() for part in np.array_split(pixels, 8)]
+    expected = labelling.model.predict_proba(torch.cat(parts).numpy())
+    return _as_input(pixels), expected, {"images": 0, "random_images": len(pixels)}
+
+
+def _as_input(pixels: Any) -> Floats:
+    channels_first = np.ascontiguousarray(pixels.transpose(0, 3, 1, 2), dtype=np.float32)
+    return channels_first / np.float32(255)
+
+
+def _spread(count: int, most: int) -> Any:
+    """Return at most so many rows at even distances, since such sets are often sorted."""
+    own = min(most, count)
+    return np.arange(own) * count // own
+
+
+def _difference(predictor: Predictor, inputs: Floats, expected: Floats, report: Progress) -> float:
+    """Return the largest difference of a probability, in batches of several sizes.
+
+    Raises:
+        DifferenceError: it is above TOLERANCE, or NaN.
+    """
+    largest = 0.0
+    start = 0
+    sizes = cycle((*SMALL_BATCHES, BATCH))
+    while start < len(inputs):
+        own = slice(start, start + next(sizes))
+        probs = predictor(inputs[own])[PROBABILITIES]
+        largest = float(np.maximum(largest, np.abs(probs - expected[own]).max()))  # keeps NaN
+        start = own.stop
+        report("Checking", min(start, len(inputs)), len(inputs))
+    if not largest <= TOLERANCE:
+        raise DifferenceError(
+            f"the file differs from semigpc predict by {largest:.2g} in a probability, and "
+            f"{TOLERANCE:g} is allowed; it was removed. Try the other kind=..."
+        )
+    return largest
