@@ -100,7 +100,7 @@ def start(out: Path, browser: Any) -> Iterator[Callable[[], Server]]:
 def shown(page: Any) -> str:
     """The id of the row that is shown, once there is one."""
     page.locator("#stage").wait_for()
-    return str(page.locator("#stage-id").inner_text())
+    return str(page.locator("#stage-id").text_content())
 
 
 def truth(name: str) -> str:
