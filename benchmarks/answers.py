@@ -379,6 +379,8 @@ def ask_until(
     rounds = []
     while len(asked) < most or (late and len(np.unique(session.truth[asked])) < classes):
         count = min(step if len(asked) < most else LATE_ROUND, int((labels < 0).sum()))
+        if not count:
+            break
         has_two = len(np.unique(labels[labels >= 0])) > 1
         model = fit(labels.copy()) if fit is not None and has_two else None
         rows = ask(labels, model, count)

@@ -213,7 +213,8 @@ def test_of_many_rows_those_in_doubt_and_some_at_random_are_chosen_among(
 
     def rows(wanted: NDArray[np.int64]) -> NDArray[np.float32]:
         seen.append(wanted)
-        return labelled.x[wanted]
+        found: NDArray[np.float32] = labelled.x[wanted]
+        return found
 
     choose(labelled.pool(rows=rows, answers=about), 5, random_every=0)
     assert len(seen[0]) == 40

@@ -8,7 +8,7 @@ import pytest
 
 from semigpc.io.errors import DataError, SettingsError
 from semigpc.labeling.columns import read_label_table
-from semigpc.labeling.journal import NAME, Change, Entry, random_order
+from semigpc.labeling.journal import NAME, Action, Change, Entry, random_order
 from semigpc.labeling.project import Project
 from semigpc.labeling.suggest import open_pool, suggest, write_suggestions
 from tests.labeling.clouds import Clouds, make_clouds
@@ -26,7 +26,7 @@ def answer(project: Project, rows: Sequence[int], labels: Sequence[str | None]) 
     lines = []
     for step, (row, label) in enumerate(zip(rows, labels, strict=True), start=1):
         change = Change(project.ids[row], None, label, status[row], 0.5)
-        action = "skip" if label is None else "correct"
+        action: Action = "skip" if label is None else "correct"
         lines.append(Entry(step, "2026-01-01T00:00:00Z", action, (change,)).line())
     (project.folder / NAME).write_text("".join(lines))
     return Project.open(project.folder)
