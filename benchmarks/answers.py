@@ -447,8 +447,13 @@ def ask_everybody(problem: Asking, pool: Pool, seed: int) -> Record:
     session = draw(problem, pool, seed)
     classes = int(session.truth.max()) + 1
 
+    fitted: dict[bytes, SemiGPClassifier] = {}  # to choose by, and to be judged
+
     def quick(labels: Codes) -> SemiGPClassifier:
-        return fit_gp(session.X, labels, seed, **QUICK)
+        mark = labels.tobytes()
+        if mark not in fitted:
+            fitted[mark] = fit_gp(session.X, labels, seed, **QUICK)
+        return fitted[mark]
 
     def predicting(labels: Codes) -> Predictor:
         return predict_gp(quick(labels), classes)

@@ -38,7 +38,7 @@ Floats = NDArray[np.float64]
 RANDOM_EVERY = 2  # cards, of which one is the next row of the random order (docs/results.md)
 CHECK_EVERY = 4  # of the others, one is a label to check, while there are such
 NEED_EVERY = 4  # of the others, one is for a class in need, while there are such
-POOL_ROWS = 1500  # rows that are chosen among
+POOL_ROWS = 1000  # rows that are chosen among
 SPREAD_LABELS = 4  # labels for each class met, up to which rows spread over the data
 PRIOR_NOISE = 0.1  # sigma^2 of the prior covariance
 PRIOR_SCALE = 0.5  # its length-scale, in median distances
@@ -122,7 +122,7 @@ def choose(
     Equal input gives equal choices. Every ``random_every``-th card, counted over all answers, is
     the next row of the random order.
 
-    Cost for P <= 1500 rows to choose among and l labels: O(P l^2 + P^2 (l + D)) for their
+    Cost for P <= 1000 rows to choose among and l labels: O(P l^2 + P^2 (l + D)) for their
     covariance, then O(count P^2).
 
     Args:
