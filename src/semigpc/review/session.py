@@ -27,6 +27,7 @@ from semigpc.labeling.formats import Exported, Labels, export_labels
 from semigpc.labeling.journal import (
     NAME,
     Action,
+    Answer,
     Change,
     Entry,
     History,
