@@ -282,7 +282,8 @@ class Session:
             target = checked_name(to, others)
             if target == name:
                 return self.refresh(view)
-            if not merge and self.model.label_counts()[self.model.code(target)]:
+            code = self.model.code(target)
+            if not merge and self.model.label_counts()[code]:
                 raise DataError(
                     f"{target!r} has labels already. Choose another name, or merge the two with "
                     "merge=true."
@@ -610,9 +611,13 @@ class Session:
             "clock": self.model.clock,
             "steps": self.history.steps,
             "undo": undo,
-            "progress": progress(self.queue, self.history, self.reward, self._drawn()),
+            "progress": self.refresh_progress(),
             "cards": [self.card(int(row)) for row in rows],
         }
+
+    def refresh_progress(self) -> Progress:
+        """Return what the page shows of the labelling as a whole."""
+        return progress(self.queue, self.history, self.reward, self._drawn())
 
     # Work in the background ---------------------------------------------------------------------
 
