@@ -678,6 +678,10 @@ def answers(
     from_nothing: Annotated[
         bool, typer.Option("--from-nothing", help="150 answers to 1 200 photographs, no label.")
     ] = False,
+    random_every: Annotated[
+        list[int] | None,
+        typer.Option(help="With --from-nothing: one random card of so many; repeat for several."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Ask a truthful person about the rows that each method chooses, from zero labels on.
@@ -691,7 +695,8 @@ def answers(
     """
     options: dict[str, Any] = {"embeddings": embeddings, "data": data, "seeds": seeds, "jobs": jobs}
     if from_nothing:
-        found = study(SITTINGS, sit, summarise_sittings, out=out, plot=None, **options)
+        chosen = [each for each in SITTINGS if each.random_every in (random_every or FREQUENCIES)]
+        found = study(chosen, sit, summarise_sittings, out=out, plot=None, **options)
         show(found, lambda: [_sittings_table(found)], as_json=as_json)
         return
     summary = study(PROBLEMS, ask_everybody, summarise, out=out, plot=plot, **options)

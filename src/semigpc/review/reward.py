@@ -320,8 +320,8 @@ def _class_progress(queue: ReviewQueue, answers: Mapping[int, Answer]) -> list[C
     confidence = np.bincount(pseudo_codes, model.confidence[pseudo], minlength=n_classes)
     classes: list[ClassProgress] = []
     for code, name in enumerate(model.names):
-        if not (labels[code] or believed[code] or name in model.project.classes):
-            continue  # a new class that was undone
+        if not (labels[code] or believed[code]):
+            continue  # a new class that was undone, or one that was renamed
         _, low, high = wilson(int(right[code]), int(checked[code]))
         mean = float(confidence[code] / n_pseudo[code]) if n_pseudo[code] else None
         classes.append(
