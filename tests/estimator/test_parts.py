@@ -126,7 +126,7 @@ def test_steps_add_up_absolute_differences_of_ranks() -> None:
     stepped = weighted_scalings(ranks, X, codes)["weighted_steps"](X).double()
     r = ranks["rank"](X).double().numpy()
     F = variance_ratios(r, codes)
-    weights = (1 + F) / (1 + F).mean()
+    weights = ((1 + F) / (1 + F).mean()) ** 0.5
     expected = np.abs(r[:, None] - r) @ weights * STEPS / (2 * FARTHEST_STEP)
     found = torch.cdist(stepped, stepped).square().numpy()
     # Within a step the difference is squared, so up to a quarter of each step's ends is lost.
