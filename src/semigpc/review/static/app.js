@@ -11,7 +11,7 @@ import "./keys.js";
 import { onOtherTab, resume } from "./outbox.js";
 import "./reward.js";
 import { nextClass } from "./side.js";
-import { filtersFromAddress, isLarge, merge, modeFromAddress, onChange, setMode, state } from "./store.js";
+import { classesInUse, filtersFromAddress, isLarge, merge, modeFromAddress, onChange, setMode, state } from "./store.js";
 import { fill } from "./work.js";
 
 const POLL_EVERY = 4000; // milliseconds; for changes made in another tab
@@ -44,12 +44,14 @@ function showMode() {
   document.querySelector(".skip").setAttribute("href", large ? "#stage" : "#cards");
 }
 
-// A class at a time is what checking is for, so the first visit begins with the largest.
+// A class at a time is what checking is for, so the first visit begins with the largest, unless the address says what to show.
+let unasked = !/status=|label=|text=/.test(location.hash);
+
 async function enterGrid() {
-  const predicted = state.progress?.classes.some((entry) => entry.believed > 0);
-  const untouched = state.filters.label === null && state.order.length === 0 && !location.hash.includes("status") && !location.hash.includes("text");
-  if (predicted && untouched) nextClass();
+  const predicted = classesInUse().some((entry) => entry.believed > 0);
+  if (predicted && unasked) nextClass();
   else await open();
+  unasked = false;
 }
 
 onChange((what) => {

@@ -105,8 +105,8 @@ function holds(entry, card) {
 
 function refuse(entry, message, still = true) {
   if (still) remove(entry);
-  announce(message);
   if (entry.question !== "undo") changed({ refused: entry });
+  announce(message);
 }
 
 // --- what the header says --------------------------------------------------------------------------------------------------

@@ -20,10 +20,10 @@ const STATUSES = [
 const MANY = 12; // classes, from which on they can be searched, and those used last come first
 const RECENT = 5; // of these
 
-function set(key, value) {
+function set(key, value, focus = false) {
   state.filters[key] = value;
   show();
-  return start().catch(() => {}); // the header says if the server has gone
+  return start({ focus }).catch(() => {}); // the header says if the server has gone
 }
 
 // --- statuses: radio buttons, of which the arrow keys choose ---------------------------------------------------------------
@@ -139,14 +139,14 @@ function showClassChoice(classes) {
   byId("next-class").disabled = names.length === 0;
 }
 
-export const chooseClass = (name) => set("label", name);
+const chooseClass = (name, focus) => set("label", name, focus);
 
 // The class with most rows to check, and from there on the next in the list.
 export function nextClass() {
   const listed = sorted(classesInUse()).filter((entry) => entry.believed > 0);
   if (listed.length === 0) return;
   const at = listed.findIndex((entry) => entry.name === state.filters.label);
-  chooseClass(listed[(at + 1) % listed.length].name);
+  chooseClass(listed[(at + 1) % listed.length].name, true);
 }
 
 byId("class-text").addEventListener("input", showClasses);
