@@ -318,7 +318,9 @@ def answer_split(
         if stage == "embedding" and total:
             progress(done, total)
 
-    paths = [path for part in (splits.labeled, splits.unlabeled, images) for path in _files(part)]
+    labeled = _by_name(splits.labeled)
+    parts = (labeled, _by_name(splits.unlabeled), images)
+    paths = [path for part in parts for path in _files(part)]
     rows, bad = embed_files(paths, config, encoder_key(config.encoder(), config), progress=embedded)
     if bad:
         place, reason = next(iter(bad.items()))
@@ -326,15 +328,15 @@ def answer_split(
             f"{len(bad)} images cannot be read ({paths[place]}: {reason}). Replace or remove them."
         )
     began = time.monotonic()
-    n = len(splits.labeled)
+    n = len(labeled)
     u = len(splits.unlabeled)
     sample = Sample(SAMPLE, rows.shape[1], seed)
     sample.add(n, np.ones(u, dtype=np.bool_), rows[n : n + u])
     gathered = Scan(
         rows=n + u,
         labelled=np.arange(n),
-        ids=list(splits.labeled.names),
-        labels=[splits.class_names[c] for c in splits.labeled.labels.tolist()],
+        ids=list(labeled.names),
+        labels=[splits.class_names[c] for c in labeled.labels.tolist()],
         x=rows[:n],
         sample=sample.rows,
         sample_x=sample.x,
@@ -347,6 +349,12 @@ def answer_split(
     column = {str(name): c for c, name in enumerate(model.classes_)}
     ordered = probs[:, [column[name] for name in splits.class_names]]
     return ordered, round(time.monotonic() - began, 3)
+
+
+def _by_name(images: ImageSet) -> ImageSet:
+    """Return images as ``semigpc label`` has them: left-out parts depend on the order of rows."""
+    order = sorted(range(len(images)), key=images.names.__getitem__)
+    return images.subset(np.array(order, dtype=np.int64))
 
 
 def _files(images: ImageSet) -> list[Path]:
