@@ -328,27 +328,32 @@ def answer_split(
             f"{len(bad)} images cannot be read ({paths[place]}: {reason}). Replace or remove them."
         )
     began = time.monotonic()
+    learned = len(labeled) + len(splits.unlabeled)
+    gathered = _scan_of(labeled, splits.class_names, rows[:learned], seed)
+    folder = paths[0].parent
+    model, _ = fit(gathered, LabelSettings(data=folder, labels=None, out=folder, seed=seed))
+    probs = model.predict_proba(rows[learned:]).astype(np.float64)
+    column = {str(name): c for c, name in enumerate(model.classes_)}
+    ordered = probs[:, [column[name] for name in splits.class_names]]
+    return ordered, round(time.monotonic() - began, 3)
+
+
+def _scan_of(labeled: ImageSet, class_names: Sequence[str], rows: Floats, seed: int) -> Scan:
+    """Return labelled rows, which come first, and a sample of the others as :func:`fit` needs."""
     n = len(labeled)
-    u = len(splits.unlabeled)
     sample = Sample(SAMPLE, rows.shape[1], seed)
-    sample.add(n, np.ones(u, dtype=np.bool_), rows[n : n + u])
-    gathered = Scan(
-        rows=n + u,
+    sample.add(n, np.ones(len(rows) - n, dtype=np.bool_), rows[n:])
+    return Scan(
+        rows=len(rows),
         labelled=np.arange(n),
         ids=list(labeled.names),
-        labels=[splits.class_names[c] for c in labeled.labels.tolist()],
+        labels=[class_names[c] for c in labeled.labels.tolist()],
         x=rows[:n],
         sample=sample.rows,
         sample_x=sample.x,
         bad=np.empty(0, np.int64),
         bad_labels={},
     )
-    folder = paths[0].parent
-    model, _ = fit(gathered, LabelSettings(data=folder, labels=None, out=folder, seed=seed))
-    probs = model.predict_proba(rows[n + u :]).astype(np.float64)
-    column = {str(name): c for c, name in enumerate(model.classes_)}
-    ordered = probs[:, [column[name] for name in splits.class_names]]
-    return ordered, round(time.monotonic() - began, 3)
 
 
 def _by_name(images: ImageSet) -> ImageSet:

@@ -226,11 +226,7 @@ def compare(
         untrained: rows besides the cells, computed here after all runs.
         listener: receives progress.
     """
-    names = [cell.name for cell in cells]
-    if len(set(names)) < len(names):
-        raise RunError(
-            f"every cell needs its own algorithm, add-on and refiner; got {', '.join(names)}."
-        )
+    _check_names(cells)
     listener = listener or ComparisonListener()
     with locked(path):
         missing = _missing_runs(cells, seeds, path, listener)
@@ -255,6 +251,14 @@ def compare(
         }
         write_json(path / "comparison.json", comparison)
         return comparison
+
+
+def _check_names(cells: Sequence[Cell]) -> None:
+    names = [cell.name for cell in cells]
+    if len(set(names)) < len(names):
+        raise RunError(
+            f"every cell needs its own algorithm, add-on and refiner; got {', '.join(names)}."
+        )
 
 
 # Running ------------------------------------------------------------------------------------------
