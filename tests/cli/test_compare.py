@@ -48,7 +48,7 @@ def test_compare_takes_own_images_and_holds_some_labels_out(tmp_path: Path) -> N
     printed = worked(*command).stdout
     assert "validation accuracy in percent" in printed
     assert "label, without training" in printed
-    assert "Without training, against training on labels only" in printed
+    assert "Without training, minus labels only" in printed
     assert "photos, 2 seeds" in (out / "report.html").read_text()
     figures = json.loads((out / "figures.json").read_text())
     expected = "supervised+none fixmatch+none fixmatch+gp simmatch+none simmatch+gp label"

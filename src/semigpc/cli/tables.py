@@ -161,7 +161,7 @@ def pairs_table(comparison: Mapping[str, Any]) -> Table:
 
 def untrained_table(comparison: Mapping[str, Any]) -> Table:
     """Return each row that nothing was trained for minus training on the labels, by seed."""
-    title = "Without training, against training on labels only, in points of balanced accuracy"
+    title = "Without training, minus labels only, in points of balanced accuracy"
     return _differences(title, comparison["untrained_pairs"])
 
 
