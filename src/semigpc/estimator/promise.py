@@ -77,6 +77,10 @@ UNSEEN_LEVEL = 0.45  # deviation of a that left-out labels cannot show ...
 UNSEEN_LEVEL_APART = 0.45  # ... and in addition where labels have other shares, ...
 APART = 0.3  # ... by this many nats
 UNSEEN_LEVEL_FEW = 2.0  # of one label; falls with the root of the effective number
+# The same where all labels were chosen, and what is taken from a then: a chooser asks for doubtful
+# rows, and a model that has learned them is surer of the rest than the few random ones can tell.
+UNSEEN_LEVEL_CHOSEN = 0.6
+CHOSEN_LEVEL = 0.6
 LEARNED_LEVEL = 0.1  # added to a, as rows have more labels to learn from than left-out labels ...
 APART_LEVEL = 0.25  # ... and taken from it where labels have other shares, ...
 HIDDEN_LEVEL = 0.3  # ... and in addition where the labels are uneven, ...
@@ -127,6 +131,7 @@ def make_promise(
     target: float,
     *,
     per_class: bool = False,
+    chosen: float = 0.0,
 ) -> Promise:
     """Return thresholds for each grade, and what to expect of the labels above them.
 
@@ -137,6 +142,7 @@ def make_promise(
         pool: decisions for u unlabelled rows; the left-out ones stand for them if there are none.
         shares: (C,) of the unlabelled rows. counts: (C,) given labels.
         target: the precision asked for. per_class: promise it for the labels of each class.
+        chosen: share of the given labels that are no random sample.
     """
     classes = len(counts)
     precisions = sorted({target, *GRADES}, reverse=True)
@@ -144,7 +150,7 @@ def make_promise(
     if len(left_out.codes) < FEWEST_LEFT_OUT or int((counts > 0).sum()) < 2:
         nothing = dict.fromkeys(precisions)
         return Promise(never, target, dict.fromkeys(precisions, never), nothing)
-    trust = Reliability(left_out, shares, counts)
+    trust = Reliability(left_out, shares, counts, chosen)
     confidence = left_out.confidence.astype(np.float64)
     codes = left_out.decided
     if len(pool.classes):
@@ -171,7 +177,9 @@ class Reliability:
         left_out: what it was learned from. weights: (n,) of these labels.
     """
 
-    def __init__(self, left_out: LeftOutLabels, shares: Tensor, counts: Tensor) -> None:
+    def __init__(
+        self, left_out: LeftOutLabels, shares: Tensor, counts: Tensor, chosen: float = 0.0
+    ) -> None:
         labels = counts.double().numpy()
         self.shares = shares.double().numpy().clip(1e-12)
         self.left_out = left_out
@@ -190,9 +198,11 @@ class Reliability:
         unseen = math.hypot(
             UNSEEN_LEVEL + UNSEEN_LEVEL_APART * apart,
             UNSEEN_LEVEL_FEW / math.sqrt(max(1.0, float(weights.sum()))),
+            UNSEEN_LEVEL_CHOSEN * chosen,
         )
         self.levels = draws[:, 0] + unseen * rng.standard_normal(DRAWS)
         self.levels += LEARNED_LEVEL - APART_LEVEL * apart - HIDDEN_LEVEL * hidden
+        self.levels -= CHOSEN_LEVEL * chosen
         slopes = draws[:, 1] + UNSEEN_SLOPE * rng.standard_normal(DRAWS)
         self.slopes = np.maximum(slopes, LEAST_SLOPE)
         self.class_effects: Array = draws[:, 2:]
