@@ -55,7 +55,7 @@ NO_RANDOM = "semigpc, no random cards"
 ROUND = 20  # answers between two fits
 ANSWERS = 200  # that are judged
 LATE_ROUND = 50  # answers between two fits after these, until every class has been met
-TUNED_AT = (20, 100)  # answers after which logistic regression is tuned again
+TUNED_AT = (20, 60)  # answers after which C of logistic regression is tuned
 COLUMNS = 256  # principal components of the rows, with which fits are 2 to 5 times faster
 GRADE = 0.9  # precision that is guaranteed
 CHECKED = (100, 150, 200)  # answers after which the guarantee is looked at
@@ -379,6 +379,8 @@ def ask_until(
     rounds = []
     while len(asked) < most or (late and len(np.unique(session.truth[asked])) < classes):
         count = min(step if len(asked) < most else LATE_ROUND, int((labels < 0).sum()))
+        if not count:
+            break
         has_two = len(np.unique(labels[labels >= 0])) > 1
         model = fit(labels.copy()) if fit is not None and has_two else None
         rows = ask(labels, model, count)
@@ -435,58 +437,96 @@ def guaranteed_share(
     return float((grade >= np.float32(GRADE)).mean()), model
 
 
+class Quick:
+    """SemiGPClassifier without its guarantee and self-training, fitted once to the same labels."""
+
+    def __init__(self, session: Session, seed: int) -> None:
+        self.session = session
+        self.seed = seed
+        self.fitted: dict[bytes, SemiGPClassifier] = {}
+
+    def fit(self, labels: Codes) -> SemiGPClassifier:
+        """Return it for labels (n,), -1 without."""
+        mark = labels.tobytes()
+        if mark not in self.fitted:
+            self.fitted[mark] = fit_gp(self.session.X, labels, self.seed, **QUICK)
+        return self.fitted[mark]
+
+    def predicting(self, labels: Codes) -> Predictor:
+        """Return how to predict probabilities (M, classes)."""
+        return predict_gp(self.fit(labels), int(self.session.truth.max()) + 1)
+
+
+class Course(NamedTuple):
+    """What came of a way to choose: balanced accuracy after each round, the answers until every
+    class was met, and the rows asked.
+    """
+
+    accuracy: list[float]
+    met: int | None
+    asked: list[int]
+
+
+def follow_ours(session: Session, seed: int, **options: Any) -> Course:
+    """Return the course of our chooser, which goes on until every class has been met."""
+    quick = Quick(session, seed)
+
+    def ask(labels: Codes, model: Any, count: int) -> Codes:
+        choices = ask_ours(session.X, labels, model, count, **options)
+        return np.array([choice.row for choice in choices])
+
+    asked, rounds = ask_until(session, ask, quick.fit, most=ANSWERS, late=True)
+    accuracy = accuracies(session, rounds, quick.predicting)
+    return Course(accuracy, first_met(asked, session.truth), asked)
+
+
+def follow_peer(name: str, session: Session, seed: int) -> dict[str, Course]:
+    """Return the course of a peer with each learner, by the name of both."""
+    found = {}
+    for learner, fit in (
+        ("GP", Quick(session, seed).predicting),
+        ("logistic", Logistic(session, seed).fit),
+    ):
+        rng = np.random.default_rng(seed)
+
+        def ask(labels: Codes, predict: Any, count: int, rng: np.random.Generator = rng) -> Codes:
+            return PEERS[name](State(session.X, labels, predict, rng), count)
+
+        learn = None if name in WITHOUT_MODEL else fit
+        asked, rounds = ask_until(session, ask, learn, most=ANSWERS)
+        accuracy = accuracies(session, rounds, fit)
+        found[f"{name}, {learner}"] = Course(accuracy, first_met(asked, session.truth), asked)
+    return found
+
+
 def ask_everybody(problem: Asking, pool: Pool, seed: int) -> Record:
     """Return the figures of every way to choose, on one problem and seed.
 
     ``accuracy`` has the balanced accuracy after each round by way and learner, ``met`` the answers
-    until every class was met by way, for semigpc also beyond ANSWERS, and ``half`` the answers
-    until half of the rows are guaranteed; at random, ``met`` is counted over all rows.
+    until every class was met, for semigpc also beyond ANSWERS, and ``half`` the answers until half
+    of the rows are guaranteed; at random, ``met`` is counted over all rows.
     """
     session = draw(problem, pool, seed)
-    classes = int(session.truth.max()) + 1
-
-    def quick(labels: Codes) -> SemiGPClassifier:
-        return fit_gp(session.X, labels, seed, **QUICK)
-
-    def predicting(labels: Codes) -> Predictor:
-        return predict_gp(quick(labels), classes)
-
-    accuracy: dict[str, list[float]] = {}
-    met: dict[str, int | None] = {}
-    half: dict[str, int | None] = {}
-    for name, options in ((OURS, {}), (NO_RANDOM, {"random_every": 0})):
-
-        def ask(labels: Codes, model: Any, count: int, options: Any = options) -> Codes:
-            choices = ask_ours(session.X, labels, model, count, **options)
-            return np.array([choice.row for choice in choices])
-
-        asked, rounds = ask_until(session, ask, quick, most=ANSWERS, late=True)
-        accuracy[name] = accuracies(session, rounds, predicting)
-        met[name] = first_met(asked, session.truth)
-        if name == OURS:
-            half[name] = half_guaranteed(session, asked, seed)
-    for name, chooser in PEERS.items():
-        for learner, fit in (("GP", predicting), ("logistic", Logistic(session, seed).fit)):
-            rng = np.random.default_rng(seed)
-
-            def ask_peer(
-                labels: Codes, model: Any, count: int, rng: Any = rng, chooser: Chooser = chooser
-            ) -> Codes:
-                return chooser(State(session.X, labels, model, rng), count)
-
-            if name not in WITHOUT_MODEL or learner == "GP":
-                learn = None if name in WITHOUT_MODEL else fit
-                asked, rounds = ask_until(session, ask_peer, learn, most=ANSWERS)
-            accuracy[f"{name}, {learner}"] = accuracies(session, rounds, fit)
-            met[f"{name}, {learner}"] = first_met(asked, session.truth)
+    courses = {
+        OURS: follow_ours(session, seed),
+        NO_RANDOM: follow_ours(session, seed, random_every=0),
+    }
+    for name in PEERS:
+        courses |= follow_peer(name, session, seed)
+    met = {name: course.met for name, course in courses.items()}
     met["random"] = first_met(range(len(session.X)), session.truth)
-    half["random"] = half_guaranteed(session, range(ANSWERS), seed)
+    half = {
+        OURS: half_guaranteed(session, courses[OURS].asked, seed),
+        "random": half_guaranteed(session, range(ANSWERS), seed),
+    }
     return {
         "problem": problem.name,
         "seed": seed,
         "rows": len(session.X),
-        "classes": classes,
-        "accuracy": {name: [round(each, 4) for each in line] for name, line in accuracy.items()},
+        "classes": int(session.truth.max()) + 1,
+        "accuracy": {
+            name: [round(each, 4) for each in course.accuracy] for name, course in courses.items()
+        },
         "met": met,
         "half": half,
     }
@@ -638,6 +678,10 @@ def answers(
     from_nothing: Annotated[
         bool, typer.Option("--from-nothing", help="150 answers to 1 200 photographs, no label.")
     ] = False,
+    random_every: Annotated[
+        list[int] | None,
+        typer.Option(help="With --from-nothing: one random card of so many; repeat for several."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Ask a truthful person about the rows that each method chooses, from zero labels on.
@@ -651,7 +695,8 @@ def answers(
     """
     options: dict[str, Any] = {"embeddings": embeddings, "data": data, "seeds": seeds, "jobs": jobs}
     if from_nothing:
-        found = study(SITTINGS, sit, summarise_sittings, out=out, plot=None, **options)
+        chosen = [each for each in SITTINGS if each.random_every in (random_every or FREQUENCIES)]
+        found = study(chosen, sit, summarise_sittings, out=out, plot=None, **options)
         show(found, lambda: [_sittings_table(found)], as_json=as_json)
         return
     summary = study(PROBLEMS, ask_everybody, summarise, out=out, plot=plot, **options)

@@ -40,7 +40,7 @@ ANSWER = "One answer"
 # An answer has two more than the 12 that were planned. The exact GP and its tiled inverse are two
 # files, as together they would have 750 lines; copies of labelled rows, which every left-out label
 # has to know, are a third idea in the estimator.
-MOST_FILES = {BATCH: 23, ROW: 24, CELL: 17, ANSWER: 14}
+MOST_FILES = {BATCH: 23, ROW: 24, CELL: 17, ANSWER: 15}
 COMPOUND = (ast.For, ast.If, ast.Match, ast.Try, ast.While, ast.With)
 
 

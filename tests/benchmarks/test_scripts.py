@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.answers import Asking
 from benchmarks.peers import TUNED_PEERS
 from benchmarks.problems import Pool, Problem, loaders
 from benchmarks.screening import Screening
@@ -31,10 +32,11 @@ SMALL_RUNS: dict[str, tuple[str, str]] = {  # options, and what is among the fig
     "kernels": ("--data digits --seeds 1 --out out.json --plot plot.png", "of_problems"),
     "screening": ("--seeds 1 --out out.json --plot plot.png", "auroc"),
     "suspects": ("--seeds 1 --out out.json", "at_or_above"),
+    "answers": ("--seeds 1 --out out.json --plot plot.png", "met_of_random"),
     "field": (f"{FIELD} --out study --plot plot.png", "gain"),
     "processes": ("--algorithm fixmatch --steps 3 --set train.precision=64-true", "weights"),
 }
-SLOW = {"embed", "engines", "field", "kernels", "suspects"}
+SLOW = {"answers", "embed", "engines", "field", "kernels", "suspects"}
 NIGHTLY = {"loader", "processes"}  # they start processes and wait for them
 
 
@@ -52,6 +54,8 @@ def small_problems(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     digits = Problem("digits", "B", 5, 4, unlabeled=20)
     monkeypatch.setattr("benchmarks.estimator.PROBLEMS", (digits,))
     monkeypatch.setattr("benchmarks.kernels.PROBLEMS", (digits,))
+    monkeypatch.setattr("benchmarks.answers.PROBLEMS", (Asking("digits", 3, 30, 5),))
+    monkeypatch.setattr("benchmarks.answers.ANSWERS", 40)
     monkeypatch.setattr("benchmarks.suspects.PROBLEMS", (Flips("digits", 0.1),))
     monkeypatch.setattr("benchmarks.screening.PROBLEMS", (Screening("clouds", 3),))
     quick = {name: TUNED_PEERS[name] for name in ("knn", "class_mean")}
@@ -131,6 +135,8 @@ def test_no_script_is_forgotten_here() -> None:
         ("screening --out s.json --embeddings cifar10=c.parquet", "there is no file c.parquet"),
         ("estimator --out e.json --data mnist", "mnist needs --mnist"),
         ("estimator --out e.json --seeds 20:10", "is not FROM:TO"),
+        ("answers --out a.json --data waste", "waste needs --embeddings waste=FILE"),
+        ("answers --from-nothing --out a.json --data digits", "unknown data 'digits'"),
         ("kernels --out e.json --data fashion", "unknown data 'fashion'"),
         ("screening --out nowhere/s.json", "there is no folder nowhere"),
         ("field --out out --problem cifar10_a50", "give the path of their data by --cifar"),

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy.stats import f as f_distribution
 from scipy.stats import f_oneway
 
 from semigpc import SemiGPClassifier
@@ -114,19 +115,35 @@ def test_columns_are_weighted_by_how_well_they_tell_classes_apart() -> None:
     assert scaling.name == "weighted"
     factors = (scaling(X) / plain["standard"](X)).median(dim=0).values.numpy()
     F = variance_ratios(plain["standard"](X).double().numpy(), codes)
-    assert factors == pytest.approx(((1 + F) / (1 + F).mean()) ** 0.25, rel=1e-4)
+    least = f_distribution.isf(0.05 / X.shape[1], 2, 32)
+    excess = 1 + np.maximum(0, F - least)
+    assert factors == pytest.approx((excess / excess.mean()) ** 0.25, rel=1e-4)
     assert factors.argmin() == 3
+
+
+def test_columns_that_tell_nothing_keep_equal_weights() -> None:
+    rng = np.random.default_rng(0)
+    weighted = 0
+    for _ in range(40):
+        X = rng.standard_normal((60, 20)).astype(np.float32)
+        codes = rng.integers(0, 3, 60)
+        plain = fit_scalings(X, "standard")
+        (scaling,) = weighted_scalings(plain, X, codes).values()
+        weighted += not torch.allclose(scaling(X), plain["standard"](X))
+    assert weighted <= 6, "at 5 % each, more have a probability of 1 %"
 
 
 def test_steps_add_up_absolute_differences_of_ranks() -> None:
     rng = np.random.default_rng(0)
     X = rng.standard_normal((300, 4)).astype(np.float32) ** 3
     codes = rng.integers(0, 3, 300)
+    X[:, 1] += 2 * codes
     ranks = fit_scalings(X, "rank")
     stepped = weighted_scalings(ranks, X, codes)["weighted_steps"](X).double()
     r = ranks["rank"](X).double().numpy()
     F = variance_ratios(r, codes)
-    weights = (1 + F) / (1 + F).mean()
+    excess = 1 + np.maximum(0, F - f_distribution.isf(0.05 / 4, 2, 297))
+    weights = (excess / excess.mean()) ** 0.5
     expected = np.abs(r[:, None] - r) @ weights * STEPS / (2 * FARTHEST_STEP)
     found = torch.cdist(stepped, stepped).square().numpy()
     # Within a step the difference is squared, so up to a quarter of each step's ends is lost.

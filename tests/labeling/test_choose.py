@@ -109,6 +109,23 @@ def test_one_at_a_time_gives_as_many_random_cards_as_many_at_once(world: World) 
     assert kinds.count("random") == 3
 
 
+def test_one_at_a_time_comes_to_classes_in_need_and_to_labels_to_check(labelled: World) -> None:
+    unchecked = labelled.known >= 0
+    pool = labelled.pool(suspected=unchecked.copy(), unchecked=unchecked)
+    kinds = []
+    for _ in range(24):
+        (choice,) = choose(pool, 1)
+        kinds.append(choice.kind)
+        is_open = pool.is_open.copy()
+        is_open[choice.row] = False
+        unchecked = unchecked.copy()
+        unchecked[choice.row] = False
+        pool = replace(pool, is_open=is_open, suspected=unchecked, unchecked=unchecked)
+    assert kinds.count("random") == 12
+    assert kinds.count("suspected") == 3
+    assert kinds.count("need") >= 3
+
+
 def test_without_random_cards_there_are_none(labelled: World) -> None:
     assert all(each.kind != "random" for each in choose(labelled.pool(), 30, random_every=0))
 
@@ -169,7 +186,7 @@ def test_suspected_labels_and_copies_with_different_labels_are_asked_again(
     suspected[other] = True
     unchecked = labelled.known >= 0
     pool = labelled.pool(suspected=suspected, unchecked=unchecked)
-    found = choose(pool, 20)
+    found = choose(pool, 40)
     kinds = {choice.row: choice.kind for choice in found}
     assert kinds[other] == "suspected"
     assert kinds[odd] == kinds[len(x) - 1] == "copies"
@@ -196,7 +213,8 @@ def test_of_many_rows_those_in_doubt_and_some_at_random_are_chosen_among(
 
     def rows(wanted: NDArray[np.int64]) -> NDArray[np.float32]:
         seen.append(wanted)
-        return np.asarray(labelled.x[wanted], np.float32)
+        found: NDArray[np.float32] = labelled.x[wanted]
+        return found
 
     choose(labelled.pool(rows=rows, answers=about), 5, random_every=0)
     assert len(seen[0]) == 40

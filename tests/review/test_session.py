@@ -574,3 +574,75 @@ def test_the_labels_can_be_given_to_the_next_round(
     accepted, corrected, _ = answered
     added = {accepted: session.model.label(accepted), corrected: ODD_CLASS}
     assert Project.open(again).given == session.project.given | added
+
+
+# Classes: renamed, merged, split ----------------------------------------------------------------
+
+
+def test_a_class_is_renamed_in_one_step_which_is_undone(session: Session, out: Path) -> None:
+    rows = [row for row, label in session.project.given.items() if label == "circle"]
+    first = rows_of(session)[0]
+    session.correct(first, "circle")
+    session.rename("circle", "disc")
+    finish(session)
+    assert {session.model.label(row) for row in [*rows, first]} == {"disc"}
+    assert "circle" not in session.model.classifier.classes_
+    assert "circle" not in class_names(session)
+    assert session.history.answers[first].kind == session.history.answers[rows[0]].kind
+    session.undo()
+    finish(session)
+    assert {session.model.label(row) for row in [*rows, first]} == {"circle"}
+    session.close()
+
+
+def test_classes_are_merged_only_if_that_is_meant(session: Session) -> None:
+    with pytest.raises(DataError, match="merge"):
+        session.rename("circle", "square")
+    with pytest.raises(DataError, match="nothing of it"):
+        session.rename("nothing of it", "square")
+    squares = session.model.label_counts()[session.model.code("square")]
+    circles = session.model.label_counts()[session.model.code("circle")]
+    session.rename("circle", "square", merge=True)
+    finish(session)
+    assert session.model.label_counts()[session.model.code("square")] == squares + circles
+    assert "circle" not in session.model.classifier.classes_
+
+
+def test_many_rows_get_one_label_in_one_step(session: Session) -> None:
+    rows = rows_of(session)[:5]
+    session.assign(rows, "new class")
+    assert {session.model.label(row) for row in rows} == {"new class"}
+    session.undo()
+    assert session.history.answers == {}
+
+
+def test_a_row_of_none_of_the_classes_teaches_nothing_and_gets_no_label(session: Session) -> None:
+    row = next(row for row in rows_of(session) if row not in session.project.given)
+    labelled = set(session.model.classifier.labeled_rows_)
+    session.reject(row)
+    assert session.card(row)["answer"] == "none"
+    assert set(session.model.classifier.labeled_rows_) == labelled
+    assert row not in [card["row"] for card in session.next(count=90)["cards"]]
+    assert session.labels().label[row] is None
+    session.undo()
+    assert session.card(row)["answer"] is None
+
+
+def test_random_cards_come_in_the_random_order_and_count_for_the_guarantee(
+    session: Session,
+) -> None:
+    order = np.argsort(session.order)
+    open_rows = [row for row in order.tolist() if row not in session.project.given]
+    shown = [card["row"] for card in session.next("audit", count=8)["cards"]]
+    assert shown == open_rows[:8]
+    for row in shown[:3]:
+        session.accept([row])
+    known = session.project.known(session.history.answers)
+    drawn = dict(zip(known.rows.tolist(), known.drawn.tolist(), strict=True))
+    assert all(drawn[row] for row in shown[:3])
+    session.accept([open_rows[20]])
+    known = session.project.known(session.history.answers)
+    drawn = dict(zip(known.rows.tolist(), known.drawn.tolist(), strict=True))
+    assert not drawn[open_rows[20]]
+    audit = session.refresh_progress()["audit"]
+    assert (audit["checked"], audit["right"]) == (3, 3)

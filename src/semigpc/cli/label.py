@@ -128,9 +128,10 @@ def label(
 ) -> None:
     """Label every row from the few that have a label, with reasons.
 
-    Writes labels.parquet, labels.csv, label_studio.json and report.html. A row
-    is labelled (by you), pseudo (a new label), abstained or outlier (a guess).
-    If it is stopped, run the same command to continue. More: docs/label.md.
+    For few labels and no GPU; without any, see semigpc open. Writes labels.csv,
+    labels.parquet, label_studio.json and report.html. A row is labelled (by
+    you), pseudo (a new label), abstained or outlier (a guess). If it is
+    stopped, run the same command to continue. More: docs/label.md.
 
       semigpc label photos --labels labels.csv --out labelled
       semigpc label x.parquet --labels labels.csv --out labelled --abstain 0.8

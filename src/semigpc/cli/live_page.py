@@ -1,5 +1,6 @@
 """Serving the page of a labelled folder, for the verbs that do."""
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,16 @@ from semigpc.cli.tables import say
 
 if TYPE_CHECKING:
     from semigpc.review.session import Session
+
+
+def use_commands(folder: Path, *, of_images: bool) -> dict[str, str]:
+    """Return the commands that use a labelled folder as a model."""
+    name = shlex.quote(str(folder))
+    new = "NEW_PHOTOS" if of_images else "NEW_TABLE"
+    return {
+        "predict": f"semigpc predict {name} {new} --out new.csv",
+        "export": f"semigpc export {name} --out model.onnx",
+    }
 
 
 def say_notes(session: "Session") -> None:
@@ -28,6 +39,7 @@ def serve_session(folder: Path, *, images: Path | None, port: int, browser: bool
     from semigpc.review.session import open_session
 
     session = open_session(folder, images=images, fit=False)
+    commands = use_commands(folder, of_images=session.project.images is not None)
     try:
         say_notes(session)
 
@@ -39,15 +51,13 @@ def serve_session(folder: Path, *, images: Path | None, port: int, browser: bool
             if browser:
                 webbrowser.open(address)
 
-        serve(session, port=port, ready=ready)
+        serve(session, port=port, commands=commands, ready=ready)
         say(f"{session.summary()}; saved in {session.journal.path}")
         if session.history.answers:
             with Console(stderr=True).status("Writing the labels"):
                 written = session.export()
             say(f"wrote {written.files[0]}: {written.labels} labels for {written.rows} rows")
         if not session.model.is_cold:
-            new = "NEW_TABLE" if session.project.images is None else "NEW_PHOTOS"
-            say(f"use it: semigpc predict {folder} {new} --out new.csv")
-            say(f"        semigpc export {folder} --out model.onnx")
+            say(f"use it: {'; '.join(commands.values())}")
     finally:
         session.close()

@@ -92,10 +92,11 @@ def train(
 ) -> None:
     """Train a classifier from few labels and many unlabelled images.
 
+    For thousands of unlabelled images and a GPU; otherwise see semigpc open.
     Settings come from the defaults, then from the recipe, then from --set.
     The run folder stores them with the split, all metrics, the checkpoints
     and report.html. Ctrl-C saves and stops; the same command with --resume
-    continues, and ends with the same bits as a run that was not stopped.
+    continues, bit for bit.
 
     For your own images of more than 32 pixels the network is
     EfficientNet-Lite0, pre-trained (extra 'embedded'). On a GPU it is

@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple, Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.stats import f as f_distribution
 from sklearn import config_context
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils import gen_batches
@@ -68,8 +69,8 @@ ENOUGH_LABELS = 200  # to choose among all scalings
 WIDE_ROWS = (
     128  # columns from which rows are embeddings, whose columns have no meaning of their own
 )
-COLUMN_POWER = 0.25  # of 1 + F in the weight of a column (docs/results.md) ...
-STEP_POWER = 0.5  # ... and of its steps
+COLUMN_POWER = 0.25  # of 1 + F in the weight of a column (docs/results.md)
+CHANCE = 0.05  # that a column gets a weight though none tells anything
 STEPPED_COLUMNS = 64  # at most: steps are as many times more columns
 ALIKE_SHARE = 0.45  # of effective columns, from which columns count as one kind of quantity
 
@@ -385,7 +386,8 @@ def _choose_setting(
     options: FitOptions,
     rng: np.random.Generator,
 ) -> tuple[Scaling, Setting]:
-    scalings = _scalings_to_try(X, codes, labelled, len(np.unique(groups)), options.scaling)
+    once = labelled[counted_once(groups, codes[labelled])]
+    scalings = _scalings_to_try(X, codes, once, len(np.unique(groups)), options.scaling)
     chosen = balanced_subset(codes[labelled], TUNED_LABELS, rng)
     tuned = labelled[chosen]
     _, dense = np.unique(codes[tuned], return_inverse=True)
@@ -408,7 +410,8 @@ def _scalings_to_try(
     """Return the scaling of this name, or those that ``auto`` chooses from, weighted ones too.
 
     Args:
-        labels: how many there are that are no copies.
+        labelled: positions without copies, which would make any column seem to tell classes apart.
+        labels: how many are not copies.
     """
     known = (X[labelled], codes[labelled])
     if name in WEIGHTED:
@@ -637,10 +640,12 @@ def weighted_scalings(
 ) -> dict[str, Scaling]:
     """Return those of WEIGHTED that are made of some scalings, by name. O(n D).
 
-        w_j ~ (1 + F_j)^(1/4)        of steps, w_j ~ (1 + F_j)^(1/2)
+        w_j ~ (1 + max(0, F_j - F0))^(1/4)
 
     with F_j the variance of column j between the classes over that within them, as in an analysis
-    of variance, and a mean of 1 over columns inside of the power.
+    of variance, and a mean of 1 over columns inside of the power. F0 is what the largest F of D
+    columns that tell nothing exceeds with a probability of 5 %: such columns keep equal weights,
+    since weights that follow the labels by chance make left-out labels look predictable.
 
     Args:
         X: (n, D) labelled rows. codes: (n,) their classes.
@@ -649,10 +654,11 @@ def weighted_scalings(
     for name, plain in WEIGHTED.items():
         if plain in scalings:
             F = variance_ratios(scalings[plain](X).double().numpy(), codes)
-            stepped = name == "weighted_steps"
-            weights = ((1 + F) / (1 + F).mean()) ** (STEP_POWER if stepped else COLUMN_POWER)
-            last = (Steps if stepped else WeightedColumns)(weights.astype(np.float32))
-            found[name] = Scaling(name, (*scalings[plain].steps, last))
+            excess = 1 + np.maximum(0, F - chance_ratio(codes, X.shape[1]))
+            weights = (excess / excess.mean()) ** COLUMN_POWER
+            last = Steps if name == "weighted_steps" else WeightedColumns
+            steps = (*scalings[plain].steps, last(weights.astype(np.float32)))
+            found[name] = Scaling(name, steps)
     return found
 
 
@@ -667,6 +673,17 @@ def variance_ratios(points: NDArray[np.float64], codes: Integers) -> NDArray[np.
     within = np.square(points - means[dense]).sum(axis=0) / max(len(points) - len(counts), 1)
     least = 1e-3 * points.var(axis=0) + 1e-9
     return np.asarray(between / np.maximum(within, least))
+
+
+def chance_ratio(codes: Integers, columns: int) -> float:
+    """Return what the largest F of columns that tell nothing exceeds with a probability of 5 %.
+
+    By Bonferroni's bound. Infinite where no class (n,) has two rows.
+    """
+    classes = len(np.unique(codes))
+    if not 1 < classes < len(codes):
+        return math.inf
+    return float(f_distribution.isf(CHANCE / columns, classes - 1, len(codes) - classes))
 
 
 def _fit_ranks(X: NDArray[Any]) -> GaussianRanks:

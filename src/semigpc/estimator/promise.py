@@ -20,15 +20,16 @@ out labels, by the whole procedure with its self-training, change a, b and u by 
 They are weighted by the shares of their classes among the unlabelled rows, and by 0.7, as labels
 that are left out together are not independent. What they cannot show is added to the draws:
 
-    a + 0.15 (1 - d) - 0.4 m + N(0, (0.45 + 0.45 d)^2)        b + N(0, 0.25^2)
+    a + 0.1 - 0.25 d - 0.3 m + N(0, (0.45 + 0.45 d)^2 + 2^2 / N)        b + N(0, 0.25^2)
     d = min(1, KL(pi | nu) / 0.3)         m = min(1, KL(pi | nu) KL(nu | even) / 0.1)
 
-with pi the estimated shares of the unlabelled rows and nu those of the labels. A row has all labels
-to learn from, of which a left-out one lacks a fifth, so it is more often right. d and m are doubt.
-Where pi is far from nu, pi itself is doubtful, as it was estimated with these labels; the weights
-above then are those of shares pi^(1 - d), which are even for d = 1. Where nu is uneven besides,
-classes with few labels hide among the others: rows of them are estimated too few, they are
-predicted as classes with many labels, and hardly a label is left out that shows it.
+with pi the estimated shares of the unlabelled rows, nu those of the labels, and N the effective
+number of left-out labels. A row has all labels to learn from, of which a left-out one lacks a
+fifth, so it is more often right. d and m are doubt. Where pi is far from nu, pi itself is doubtful,
+as it was estimated with these labels; the weights above then are those of shares pi^(1 - d), which
+are even for d = 1. Where nu is uneven besides, classes with few labels hide among the others: rows
+of them are estimated too few, they are predicted as classes with many labels, and hardly a label is
+left out that shows it.
 
 The labels of a grade are those of the highest r, as many as keep the promise in 90 % of the draws,
 unless left-out labels contradict it: so many of those above the threshold are wrong that this had a
@@ -75,8 +76,10 @@ RELIANCE = 0.7  # on a left-out label
 UNSEEN_LEVEL = 0.45  # deviation of a that left-out labels cannot show ...
 UNSEEN_LEVEL_APART = 0.45  # ... and in addition where labels have other shares, ...
 APART = 0.3  # ... by this many nats
-LEARNED_LEVEL = 0.15  # added to a, as rows have more labels to learn from than left-out labels
-HIDDEN_LEVEL = 0.4  # taken from a where shares are far from those of uneven labels, ...
+UNSEEN_LEVEL_FEW = 2.0  # of one label; falls with the root of the effective number
+LEARNED_LEVEL = 0.1  # added to a, as rows have more labels to learn from than left-out labels ...
+APART_LEVEL = 0.25  # ... and taken from it where labels have other shares, ...
+HIDDEN_LEVEL = 0.3  # ... and in addition where the labels are uneven, ...
 HIDDEN = 0.1  # ... by a product of so many squared nats
 UNSEEN_SLOPE = 0.25
 UNSEEN_ERRORS = 0.0015  # median of e, and ...
@@ -184,9 +187,12 @@ class Reliability:
         self.effects: Array = mean[2:]
         rng = np.random.default_rng(0)  # the same labels give the same promise
         draws = mean + rng.standard_normal((DRAWS, len(mean))) @ np.linalg.cholesky(covariance).T
-        unseen = UNSEEN_LEVEL + UNSEEN_LEVEL_APART * apart
+        unseen = math.hypot(
+            UNSEEN_LEVEL + UNSEEN_LEVEL_APART * apart,
+            UNSEEN_LEVEL_FEW / math.sqrt(max(1.0, float(weights.sum()))),
+        )
         self.levels = draws[:, 0] + unseen * rng.standard_normal(DRAWS)
-        self.levels += LEARNED_LEVEL * (1 - apart) - HIDDEN_LEVEL * hidden
+        self.levels += LEARNED_LEVEL - APART_LEVEL * apart - HIDDEN_LEVEL * hidden
         slopes = draws[:, 1] + UNSEEN_SLOPE * rng.standard_normal(DRAWS)
         self.slopes = np.maximum(slopes, LEAST_SLOPE)
         self.class_effects: Array = draws[:, 2:]

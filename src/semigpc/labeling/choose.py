@@ -2,21 +2,23 @@
 
 A row i teaches much if little is known of it, its class is in doubt, and many rows are like it:
 
-    worth_i = u_i sum_j w_j C_ij^2 / (C_ii + sigma^2)
+    worth_i = u_i sqrt(C_ii g_i)          g_i = sum_j C_ij^2 / (C_ii + sigma^2)
+    u_i = (1 - p_i1 + p_i2) sum_c p_ic nbar / n_c
 
-C is the posterior covariance of the GP, so that the sum is what an answer for row i takes from the
-variance of all rows j, whatever the answer is. Rows are chosen one by one, each of them lowers C as
-if it were answered:
+C is the posterior covariance of the GP, and g_i is what an answer for row i takes from the variance
+of all rows together, whatever the answer is. Each row that is chosen lowers C as if it were
+answered,
 
     C <- C - C_i C_i^T / (C_ii + sigma^2)
 
-so no two are alike. u_i is the doubt about the class, and w_j weighs rows of rare classes more.
-While fewer than two classes are known there is no model: C is then the prior covariance after the
-labelled rows, u_i = 1, and the rows chosen spread over the data, the most typical ones first.
+so no two are alike. p_i1 and p_i2 are the probabilities of its first two classes; a class with few
+of the labels, n_c, weighs more. Up to four labels for each class met, probabilities and length-
+scales are not worth much: C is then a prior covariance given the labelled rows, worth_i = C_ii g_i,
+and the rows chosen spread over the data, typical ones first.
 
 Between these rows come others: the next row of a random order, on which the guarantee rests; rows
-that may be of a class in need, or of a class that nobody has named yet; labels that the others
-contradict, and copies with different labels.
+that may be of a class in need; labels that the others contradict, and copies with different labels.
+How the choice was made is in docs/results.md.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,9 +35,10 @@ Mask = NDArray[np.bool_]
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-RANDOM_EVERY = 4  # cards, of which one is the next row of the random order
+RANDOM_EVERY = 2  # cards, of which one is the next row of the random order (docs/results.md)
 CHECK_EVERY = 4  # of the others, one is a label to check, while there are such
-POOL_ROWS = 1500  # rows that are chosen among
+NEED_EVERY = 4  # of the others, one is for a class in need, while there are such
+POOL_ROWS = 1000  # rows that are chosen among
 SPREAD_LABELS = 4  # labels for each class met, up to which rows spread over the data
 PRIOR_NOISE = 0.1  # sigma^2 of the prior covariance
 PRIOR_SCALE = 0.5  # its length-scale, in median distances
@@ -104,6 +107,12 @@ class Pool:
     suspected: Mask | None = None
     unchecked: Mask | None = None
 
+    @property
+    def answered(self) -> int:
+        """Return how many rows are closed and need not be checked."""
+        closed = int((~self.is_open).sum())
+        return closed if self.unchecked is None else closed - int(self.unchecked.sum())
+
 
 def choose(
     pool: Pool, count: int, *, seed: int = 0, random_every: int = RANDOM_EVERY
@@ -113,7 +122,7 @@ def choose(
     Equal input gives equal choices. Every ``random_every``-th card, counted over all answers, is
     the next row of the random order.
 
-    Cost for P <= 1500 rows to choose among and l labels: O(P l^2 + P^2 (l + D)) for their
+    Cost for P <= 1000 rows to choose among and l labels: O(P l^2 + P^2 (l + D)) for their
     covariance, then O(count P^2).
 
     Args:
@@ -126,20 +135,18 @@ def choose(
     checks = _checks(pool)
     lessons = _Lessons(pool, count, seed)
     chosen: list[Choice] = []
-    done = int((~pool.is_open).sum())
-    others = 0
     while len(chosen) < count:
-        turn = done + len(chosen) + 1
+        turn = pool.answered + len(chosen) + 1
+        is_random = random_every > 0 and turn % random_every == 0
+        other = turn - turn // random_every if random_every else turn  # turns that are not random
         choice = None
-        if random_every and turn % random_every == 0:
+        if is_random:
             row = next((row for row in drawn if is_open[row]), None)
             choice = None if row is None else Choice(row, "random", "", "drawn at random")
+        elif checks and other % CHECK_EVERY == 0:
+            choice = checks.pop(0)
         if choice is None:
-            others += 1
-            if checks and others % CHECK_EVERY == 0:
-                choice = checks.pop(0)
-            else:
-                choice = lessons.next(is_open) or (checks.pop(0) if checks else None)
+            choice = lessons.next(is_open, other) or (checks.pop(0) if checks else None)
         if choice is None:
             break
         is_open[choice.row] = False
@@ -215,13 +222,14 @@ class _Lessons:
         model = pool.model if len(x) else None
         labelled = np.flatnonzero(pool.known >= 0)
         self.classes: list[str] = []
-        self.needs: dict[int, str] = {}
+        self.lacks: dict[int, str] = {}
         self.probs = np.empty((len(x), 0))
         self.doubt = np.ones(len(x))
         if model is not None:
             self.classes = [str(name) for name in model.classes_]
             self.probs = model.predict_proba(x).astype(np.float64)
-            self.needs = _needs(pool, self.classes)
+            self.lacks = _needs(pool, self.classes)
+        self.needs = list(self.lacks)
         self.spreads = model is None or len(labelled) < SPREAD_LABELS * len(self.classes)
         if model is None or self.spreads:
             covariance = _prior_covariance(x, pool.rows(labelled))
@@ -233,13 +241,21 @@ class _Lessons:
             self.coverage = _Coverage(model.covariance(x, x), model.noise_std_**2)
         self.is_far = self.coverage.variance > least
 
-    def next(self, is_open: Mask) -> Choice | None:
-        """Return the best of the rows (n,) that are open; None if there is none. O(P)."""
+    def next(self, is_open: Mask, turn: int) -> Choice | None:
+        """Return the best of the rows (n,) that are open; None if there is none. O(P).
+
+        In every fourth turn it is the best for a class in need.
+        """
         free = is_open[self.rows]
         if not free.any():
             return None
         gain = self.coverage.gain()
         variance = self.coverage.variance
+        if self.needs and turn % NEED_EVERY == NEED_EVERY // 2:  # not where labels are checked
+            code = self.needs[turn // NEED_EVERY % len(self.needs)]
+            worth = self.probs[:, code] * np.sqrt(gain)
+            place = int(np.where(free, worth, -1.0).argmax())
+            return Choice(int(self.rows[place]), *self._needed(code))
         worth = gain * variance if self.spreads else self.doubt * np.sqrt(gain * variance)
         place = int(np.where(free, worth, -1.0).argmax())
         return Choice(int(self.rows[place]), *self._reason(place))
@@ -249,6 +265,10 @@ class _Lessons:
         place = int(np.searchsorted(self.rows, row))
         if place < len(self.rows) and self.rows[place] == row:
             self.coverage.answered(place)
+
+    def _needed(self, code: int) -> tuple[ChoiceKind, str, str]:
+        name = self.classes[code]
+        return "need", name, f"may be {name}, {self.lacks[code]}"
 
     def _reason(self, place: int) -> tuple[ChoiceKind, str, str]:
         """Return kind, class and reason of a row."""
@@ -261,8 +281,7 @@ class _Lessons:
             return "unseen", "", "unlike what is labelled"
         for code in (first, second) if is_tie else (first,):
             if code in self.needs:
-                name = self.classes[code]
-                return "need", name, f"may be {name}, {self.needs[code]}"
+                return self._needed(code)
         if self.spreads:
             return "spread", "", "unlike what was shown before"
         if is_tie:

@@ -87,6 +87,14 @@ def random_order(rows: int) -> NDArray[np.int64]:
     return np.random.default_rng(RANDOM_ORDER_SEED).permutation(rows)
 
 
+def first_open(order: NDArray[np.int64], is_open: NDArray[np.bool_]) -> int:
+    """Return the place in a random ``order`` (n,) of the first open row. O(n).
+
+    All rows before it have a label or an answer, so they are a random sample of all rows.
+    """
+    return int(order[is_open].min(initial=len(order)))
+
+
 def now() -> str:
     """Return the time in the form that the lines hold."""
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

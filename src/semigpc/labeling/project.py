@@ -41,7 +41,7 @@ from semigpc.io.paths import checked, image_path
 from semigpc.io.text import spreadsheet_cell
 from semigpc.labeling.columns import ColumnOptions, Floats
 from semigpc.labeling.journal import NAME as REVIEWS
-from semigpc.labeling.journal import Answer, History, ReviewJournal, random_order
+from semigpc.labeling.journal import Answer, History, ReviewJournal, first_open, random_order
 from semigpc.labeling.outputs import (
     BULK_LABELS,
     COLUMNS,
@@ -295,7 +295,9 @@ class Project:
         """
         answers = self.history().answers if answers is None else answers
         rank = random_order(len(self.ids))
-        first = first_open(self, answers)
+        is_open = np.ones(len(self.ids), dtype=bool)
+        is_open[[*answers, *self.given, *self.bad]] = False
+        first = first_open(rank, is_open)
         labels = dict(self.given)
         drawn = {row: row not in self.chosen for row in labels}
         for row, answer in answers.items():
@@ -367,16 +369,6 @@ class Project:
         if self.images is None:
             return None
         return image_path(self.images, self.ids[row], self.settings["follow_links"])
-
-
-def first_open(project: Project, answers: Mapping[int, Answer]) -> int:
-    """Return the place in :func:`random_order` of the first row without a label or an answer. O(n).
-
-    Rows before it are a random sample.
-    """
-    is_open = np.ones(len(project.ids), dtype=bool)
-    is_open[[*answers, *project.given, *project.bad]] = False
-    return int(random_order(len(is_open))[is_open].min(initial=len(is_open)))
 
 
 def _read_table(folder: Path, settings: ProjectSettings) -> pyarrow.Table:

@@ -58,8 +58,9 @@ def folder_for(data: Path) -> Path:
     """Return the folder of the labels of some data: the data themselves if they are a labelling."""
     if (data / FILE).exists() or (data / "parts").is_dir():
         return data
-    name = data.resolve().name if data.is_dir() else data.resolve().stem
-    return data.resolve().with_name(f"{name}{SUFFIX}")
+    place = data if data.name not in ("", ".", "..") else data.resolve()
+    name = place.name if data.is_dir() else place.stem
+    return place.with_name(f"{name}{SUFFIX}")
 
 
 def start(

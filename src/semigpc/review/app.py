@@ -8,14 +8,13 @@ import json
 import logging
 import os
 import secrets
-import shlex
 import signal
 import socket
 import threading
 import time
 import traceback
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
@@ -72,6 +71,10 @@ MOST_DIGITS = 18  # of a number in a path: less than 2**63
 THUMBNAIL_SIZES = (96, 384, 1600)  # pixels: beside a card, on it, and enlarged
 DECODERS = 2  # images decoded at the same time, as a large one takes 700 MB
 THUMBNAIL_CACHE_BYTES = 128 * 2**20
+# The same parser on every machine, whatever else is installed there. It is silent: a request that is
+# not HTTP gets a response of 400, and the application prints its own errors.
+SERVER: dict[str, Any] = {"http": "h11", "ws": "none", "lifespan": "off"}
+SERVER |= {"log_level": "critical", "access_log": False}
 SECURITY_HEADERS = {
     "content-security-policy": (
         "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -108,7 +111,8 @@ def _earlier_address(path: Path) -> PageAddress | None:
         if not own or facts.st_mode & 0o077:
             return None
         stored = json.loads(path.read_text())
-        port, token = stored["port"], stored["token"]
+        port = stored["port"]
+        token = stored["token"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
     is_sound = isinstance(port, int) and 0 < port < 2**16 and isinstance(token, str)
@@ -130,7 +134,13 @@ def _listen(port: int, earlier: PageAddress | None) -> socket.socket:
         ) from error
 
 
-def serve(session: Session, *, port: int = 0, ready: Callable[[str], None]) -> None:
+def serve(
+    session: Session,
+    *,
+    port: int = 0,
+    commands: Mapping[str, str] | None = None,
+    ready: Callable[[str], None],
+) -> None:
     """Serve the page until Ctrl-C or SIGTERM.
 
     The address is that of the last time where possible, so that a page which is still open goes on.
@@ -138,6 +148,7 @@ def serve(session: Session, *, port: int = 0, ready: Callable[[str], None]) -> N
     Args:
         session: what is reviewed.
         port: 0 for that of the last time, or any free one.
+        commands: lines for a terminal that the page shows, by what they are for.
         ready: called with the address, which contains the secret, when the server listens.
 
     Raises:
@@ -153,17 +164,8 @@ def serve(session: Session, *, port: int = 0, ready: Callable[[str], None]) -> N
     with replacing(path) as draft:
         draft.touch(mode=0o600)
         draft.write_text(json.dumps({"port": own_port, "token": token}))
-    # The same parser on every machine, whatever else is installed there. It is silent: a request
-    # that is not HTTP gets a response of 400, and the application prints its own errors.
-    config = uvicorn.Config(
-        make_app(session, token, own_port),
-        http="h11",
-        ws="none",
-        lifespan="off",
-        log_level="critical",
-        access_log=False,
-        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
-    )
+    app = make_app(session, token, own_port, commands)
+    config = uvicorn.Config(app, timeout_graceful_shutdown=SHUTDOWN_SECONDS, **SERVER)
     worker = Background(session)
     # The server stops for either signal, and then raises it again.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -304,7 +306,9 @@ class FormatRecord(TypedDict):
 Respond = Callable[[Any], Reply | ExportedFiles]
 
 
-def make_app(session: Session, token: str, port: int) -> ASGIApp:
+def make_app(
+    session: Session, token: str, port: int, commands: Mapping[str, str] | None = None
+) -> ASGIApp:
     """Return the whole application, behind its guard; ``port`` is the one that it is served on."""
     thumbnails = Thumbnails(session.project)
     paths = [path for path in STATIC.iterdir() if path.suffix in MEDIA_TYPES]
@@ -317,7 +321,7 @@ def make_app(session: Session, token: str, port: int) -> ASGIApp:
         return Response(files[name], media_type=MEDIA_TYPES[Path(name).suffix])
 
     async def about(_: Request) -> Response:
-        return _json(_about(session))
+        return _json(_about(session, commands or {}))
 
     async def thumbnail(request: Request) -> Response:
         row = _number(request.path_params["row"])
@@ -342,10 +346,8 @@ def make_app(session: Session, token: str, port: int) -> ASGIApp:
     return Guard(Starlette(routes=routes, exception_handlers=HANDLERS), token, port)
 
 
-def _about(session: Session) -> About:
+def _about(session: Session, commands: Mapping[str, str]) -> About:
     project = session.project
-    folder = shlex.quote(str(project.folder))
-    new = "NEW_PHOTOS" if project.images is not None else "NEW_TABLE"
     return {
         "folder": project.folder.resolve().name,
         "images": project.images is not None,
@@ -360,77 +362,61 @@ def _about(session: Session) -> About:
             }
             for each in FORMATS.values()
         ],
-        "commands": {
-            "predict": f"semigpc predict {folder} {new} --out new.csv",
-            "export": f"semigpc export {folder} --out model.onnx",
-        },
+        "commands": dict(commands),
     }
 
 
 def _questions(session: Session) -> dict[str, tuple[type[View], Respond]]:
     """Return, for each question of the page, the form of its request and what responds to it."""
 
-    def cards(question: Cards) -> Reply:
-        count = min(question.count, MOST_CARDS)
-        return session.page(question, seen=question.seen, count=count)
+    def accept(q: Accept) -> Reply:
+        _check_once(q.rows, q.versions, q.labels)
+        return session.accept(q.rows, labels=q.labels, versions=q.versions, view=q)
 
-    def following(question: Next) -> Reply:
-        count = min(question.count, MOST_CARDS)
-        return session.next(question.mode, seen=question.seen, count=count)
+    def assign(q: Assign) -> Reply:
+        _check_once(q.rows, q.versions)
+        return session.assign(q.rows, q.label, versions=q.versions, view=q)
 
-    def accept(question: Accept) -> Reply:
-        rows = question.rows
-        same_length = len(rows) == len(question.versions) == len(question.labels)
-        if not same_length or len(set(rows)) < len(rows):
-            raise DataError("Each row must be given once, with its version and the label shown.")
-        return session.accept(
-            rows, labels=question.labels, versions=question.versions, view=question
-        )
+    def cards(q: Cards) -> Reply:
+        return session.page(q, seen=q.seen, count=min(q.count, MOST_CARDS))
 
-    def assign(question: Assign) -> Reply:
-        rows = question.rows
-        if len(rows) != len(question.versions) or len(set(rows)) < len(rows):
-            raise DataError("Each row must be given once, with its version.")
-        return session.assign(rows, question.label, versions=question.versions, view=question)
+    def following(q: Next) -> Reply:
+        return session.next(q.mode, seen=q.seen, count=min(q.count, MOST_CARDS))
 
-    def correct(question: Correct) -> Reply:
-        return session.correct(
-            question.row, question.label, version=question.version, view=question
-        )
+    def correct(q: Correct) -> Reply:
+        return session.correct(q.row, q.label, version=q.version, view=q)
 
-    def skip(question: Skip) -> Reply:
-        return session.skip(question.row, version=question.version, view=question)
-
-    def none(question: Skip) -> Reply:
-        return session.reject(question.row, version=question.version, view=question)
-
-    def rename(question: Rename) -> Reply:
-        return session.rename(question.name, question.to, merge=question.merge, view=question)
-
-    def undo(question: Undo) -> Reply:
-        return session.undo(question.step, view=question)
-
-    def export(question: Export) -> ExportedFiles:
-        written = session.export(question.format)
-        return {
-            "files": [str(path) for path in written.files],
-            "rows": written.rows,
-            "labels": written.labels,
-            "notes": list(written.notes),
-        }
+    def rename(q: Rename) -> Reply:
+        return session.rename(q.name, q.to, merge=q.merge, view=q)
 
     return {
         "cards": (Cards, cards),
         "next": (Next, following),
         "accept": (Accept, accept),
         "assign": (Assign, assign),
-        "none": (Skip, none),
-        "rename": (Rename, rename),
         "correct": (Correct, correct),
-        "skip": (Skip, skip),
-        "undo": (Undo, undo),
+        "skip": (Skip, lambda q: session.skip(q.row, version=q.version, view=q)),
+        "none": (Skip, lambda q: session.reject(q.row, version=q.version, view=q)),
+        "rename": (Rename, rename),
+        "undo": (Undo, lambda q: session.undo(q.step, view=q)),
         "refresh": (View, session.refresh),
-        "export": (Export, export),
+        "export": (Export, lambda q: _export(session, q.format)),
+    }
+
+
+def _check_once(rows: Sequence[int], *columns: Sequence[object]) -> None:
+    """Raise a DataError unless rows are given once, with one entry of each column for each."""
+    if len(set(rows)) < len(rows) or any(len(column) != len(rows) for column in columns):
+        raise DataError("Each row must be given once, with its version and the label shown.")
+
+
+def _export(session: Session, name: str) -> ExportedFiles:
+    written = session.export(name)
+    return {
+        "files": [str(path) for path in written.files],
+        "rows": written.rows,
+        "labels": written.labels,
+        "notes": list(written.notes),
     }
 
 

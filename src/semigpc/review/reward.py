@@ -1,17 +1,15 @@
 """What the page shows of the whole: what is guaranteed and expected, and what answers brought."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal, TypedDict, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
 from semigpc.estimator import Status
 from semigpc.estimator.answers import wilson
 from semigpc.estimator.promise import FEWEST_LEFT_OUT, GRADES
 from semigpc.labeling.journal import Answer, History
-from semigpc.labeling.project import Project, first_open
 from semigpc.report.wording import no_new_labels
 from semigpc.review.queue import UNANSWERED, Mask, ReviewQueue, StatusFilter
 
@@ -23,7 +21,6 @@ WITHOUT_GAIN = 40  # answers that brought nothing, after which the page says so
 LEAST_GAIN = 0.01  # of all rows, in labels that are guaranteed ...
 LEAST_EXPECTED_GAIN = 0.005  # ... or in the expected share of right labels
 State = Literal["cold", "fitting", "ready"]
-Shares = NDArray[np.float64]
 
 
 class ClassProgress(TypedDict):
@@ -165,13 +162,13 @@ def state_of(queue: ReviewQueue) -> State:
 
 
 def progress(
-    queue: ReviewQueue,
-    history: History,
-    reward: Reward,
-    project: Project,
-    order: NDArray[np.int64],
+    queue: ReviewQueue, history: History, reward: Reward, random_cards: Sequence[Answer]
 ) -> Progress:
-    """Return everything that the page shows about the labelling as a whole. O(n)."""
+    """Return everything that the page shows about the labelling as a whole. O(n).
+
+    Args:
+        random_cards: the answers to rows that were drawn at random.
+    """
     model = queue.model
     answers = history.answers
     unlabelled = (model.status != Status.LABELLED) & (queue.kinds == UNANSWERED)
@@ -191,8 +188,8 @@ def progress(
         "without": sum(not each["granted"] for each in classes if each["labels"]),
         "gain": reward.gain(),
         "verdict": reward.verdict(len(model)),
-        "drawn": _drawn(queue, answers, project, order),
-        "audit": _audit(answers, project, order),
+        "drawn": _drawn(queue, random_cards),
+        "audit": _audit(random_cards),
         "classes": classes,
         "nothing": "" if cold else _without_pseudo_labels(queue),
     }
@@ -229,17 +226,10 @@ def _grade_progress(queue: ReviewQueue, unlabelled: Mask) -> list[GradeProgress]
     return shown
 
 
-def _drawn(
-    queue: ReviewQueue,
-    answers: Mapping[int, Answer],
-    project: Project,
-    order: NDArray[np.int64],
-) -> Drawn:
+def _drawn(queue: ReviewQueue, cards: Sequence[Answer]) -> Drawn:
     """Return how many labels the guarantee rests on, and say so."""
-    first = first_open(project, answers)
-    random_cards = sum(
-        int(order[row]) < first and answer.label is not None for row, answer in answers.items()
-    )
+    project = queue.model.project
+    random_cards = sum(answer.label is not None for answer in cards)
     given = len(project.given) - len(project.chosen & project.given.keys())
     total = random_cards + given
     if total < FEWEST_LEFT_OUT:
@@ -259,14 +249,12 @@ def _drawn(
     return {"answered": random_cards, "note": note}
 
 
-def _audit(answers: Mapping[int, Answer], project: Project, order: NDArray[np.int64]) -> Audit:
+def _audit(cards: Sequence[Answer]) -> Audit:
     """Return how many guesses for random cards were right."""
-    first = first_open(project, answers)
     checked = [
         answer
-        for row, answer in answers.items()
-        if int(order[row]) < first
-        and answer.believed is not None
+        for answer in cards
+        if answer.believed is not None
         and answer.label is not None
         and answer.status != Status.LABELLED.text
     ]
@@ -332,8 +320,8 @@ def _class_progress(queue: ReviewQueue, answers: Mapping[int, Answer]) -> list[C
     confidence = np.bincount(pseudo_codes, model.confidence[pseudo], minlength=n_classes)
     classes: list[ClassProgress] = []
     for code, name in enumerate(model.names):
-        if not (labels[code] or believed[code] or name in model.project.classes):
-            continue  # a new class that was undone
+        if not (labels[code] or believed[code]):
+            continue  # a new class that was undone, or one that was renamed
         _, low, high = wilson(int(right[code]), int(checked[code]))
         mean = float(confidence[code] / n_pseudo[code]) if n_pseudo[code] else None
         classes.append(

@@ -27,16 +27,18 @@ from semigpc.labeling.formats import Exported, Labels, export_labels
 from semigpc.labeling.journal import (
     NAME,
     Action,
+    Answer,
     Change,
     Entry,
     History,
     Kind,
     ReviewJournal,
+    first_open,
     now,
     random_order,
 )
 from semigpc.labeling.outputs import GIVEN_OUT
-from semigpc.labeling.project import Project, first_open
+from semigpc.labeling.project import Project
 from semigpc.review.model import Job, Reasons, ReviewModel, checked_name
 from semigpc.review.queue import KINDS, UNANSWERED, Filters, ReviewQueue
 from semigpc.review.reward import Progress, Reward, progress
@@ -280,7 +282,8 @@ class Session:
             target = checked_name(to, others)
             if target == name:
                 return self.refresh(view)
-            if not merge and self.model.label_counts()[self.model.code(target)]:
+            code = self.model.code(target)
+            if not merge and self.model.label_counts()[code]:
                 raise DataError(
                     f"{target!r} has labels already. Choose another name, or merge the two with "
                     "merge=true."
@@ -365,7 +368,7 @@ class Session:
             return
         change = entry.changes[0]
         row = self.history.row(change.id)
-        drawn = int(self.order[row]) <= first_open(self.project, self.history.answers)
+        drawn = int(self.order[row]) <= self._first_open()
         if change.after is not None:
             self.model.note_prediction(row, change.after, drawn=drawn)
 
@@ -426,6 +429,18 @@ class Session:
         return np.asarray(
             (model.known_codes < 0) & (self.kinds == UNANSWERED) & model.has_embedding
         )
+
+    def _first_open(self) -> int:
+        """Return how many rows of the random order come before the first that is open."""
+        is_open = np.ones(len(self), dtype=bool)
+        is_open[[*self.history.answers, *self.project.given, *self.project.bad]] = False
+        return first_open(self.order, is_open)
+
+    def _drawn(self) -> list[Answer]:
+        """Return the answers to rows that were drawn at random: a sample of all rows."""
+        first = self._first_open()
+        answers = self.history.answers.items()
+        return [answer for row, answer in answers if int(self.order[row]) < first]
 
     def _may_ask(self, row: int, seen: Sequence[int]) -> bool:
         return row not in seen and self.kinds[row] == UNANSWERED
@@ -596,9 +611,13 @@ class Session:
             "clock": self.model.clock,
             "steps": self.history.steps,
             "undo": undo,
-            "progress": progress(self.queue, self.history, self.reward, self.project, self.order),
+            "progress": self.refresh_progress(),
             "cards": [self.card(int(row)) for row in rows],
         }
+
+    def refresh_progress(self) -> Progress:
+        """Return what the page shows of the labelling as a whole."""
+        return progress(self.queue, self.history, self.reward, self._drawn())
 
     # Work in the background ---------------------------------------------------------------------
 
