@@ -77,8 +77,11 @@ class Server:
 
 
 @contextmanager
-def served_here(out: Path) -> Iterator[str]:
-    """The address of the same server on a thread of this process, which starts at once."""
+def served_here(out: Path, *, learns: bool = True) -> Iterator[str]:
+    """The address of the same server on a thread of this process, which starts at once.
+
+    Without ``learns`` the model stays what the folder holds.
+    """
     import uvicorn
 
     from semigpc.review.app import Background, make_app
@@ -91,11 +94,13 @@ def served_here(out: Path) -> Iterator[str]:
         server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", lifespan="off"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
-        worker.start()
+        if learns:
+            worker.start()
         try:
             yield f"http://127.0.0.1:{port}/token/"
         finally:
-            worker.stop()
+            if learns:
+                worker.stop()
             server.should_exit = True
             thread.join()
             session.close()

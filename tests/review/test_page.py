@@ -1,6 +1,5 @@
 """The grid of the page in a real browser: labels checked many at once, filters, and other tabs."""
 
-import json
 import re
 import shutil
 import signal
@@ -11,7 +10,6 @@ from urllib.parse import quote
 
 import pytest
 
-from semigpc.review.queue import Filters
 from semigpc.review.session import NOTHING_SHOWN, open_session
 from tests.review.browser import Server, chromium, expect, journal, open_page, served_here
 from tests.review.shapes import HTML_NAME, TEXT_NAME, make_labelled
@@ -422,27 +420,22 @@ def test_names_of_classes_wrap_at_spaces_or_shrink(birds: Path, browser: Any, wi
         page.close()
 
 
-def test_classes_that_get_nothing_are_counted_and_named(birds: Path, browser: Any) -> None:
-    settings = json.loads((birds / "project.json").read_text())
-    settings["fitted"]["threshold"] = [1.5] * len(BIRDS)
-    (birds / "project.json").write_text(json.dumps(settings))
-    summary = json.loads((birds / "summary.json").read_text())
-    summary["promise"] = {"needed": dict.fromkeys(BIRDS, 6)}
-    (birds / "summary.json").write_text(json.dumps(summary))
-    session = open_session(birds)
-    card = session.page(Filters(status="abstained"), count=1)["cards"][0]
-    session.accept([card["row"]])  # one class needs only 5 more now
+def test_classes_that_get_nothing_are_counted_and_named(tmp_path: Path, browser: Any) -> None:
+    out = make_labelled(tmp_path, each=3, names=BIRDS, target=0.95)
+    session = open_session(out)
     told = session.refresh(NOTHING_SHOWN)["progress"]
     session.close()
-    with served_here(birds) as address:
+    assert told["without"] == 3, "9 labels are too few for any guarantee"
+    with served_here(out, learns=False) as address:
         page = open_page(browser, address)
-        expect(page.locator("#outlook .needs")).to_contain_text(f"{told['without']} class")
+        expect(page.locator("#outlook .needs")).to_have_text("3 classes get none")
         page.locator("#explain").click()
         for name in BIRDS:
             expect(page.locator("#guarantee-body .needs")).to_contain_text(name)
         page.keyboard.press("Escape")
         page.locator("#mode-grid").click()
-        expect(page.locator("#nothing")).to_be_visible()
+        expect(page.locator("#nothing")).to_have_text(told["nothing"])
+        expect(page.locator("#classes .sizes .needs")).to_have_text(["none"] * 3)
         assert page.problems == []
         page.close()
 

@@ -59,8 +59,9 @@ onChange((what) => {
 onChange((what) => {
   if (state.mode === "grid" && what.refused) start({ keep: true }).catch(() => {}); // what had left the page is open again
 });
-onUndone(() => {
-  if (state.mode === "grid") start({ keep: true, focus: true }).catch(() => {});
+onUndone((undone, cards) => {
+  const left = cards.some((card) => !state.order.includes(card.row)); // cards that come back to the page
+  if (state.mode === "grid" && left) start({ keep: true, focus: true }).catch(() => {});
 });
 
 byId("cards").addEventListener("click", (event) => {
