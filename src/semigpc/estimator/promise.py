@@ -80,8 +80,8 @@ APART = 0.3  # ... by this many nats
 UNSEEN_LEVEL_FEW = 2.0  # of one label; falls with the root of the effective number
 # The same where all labels were chosen, and what is taken from a then: a chooser asks for doubtful
 # rows, and a model that has learned them is surer of the rest than the few random ones can tell.
-UNSEEN_LEVEL_CHOSEN = 0.6
-CHOSEN_LEVEL = 0.6
+UNSEEN_LEVEL_CHOSEN = 0.3
+CHOSEN_LEVEL = 0.3
 LEARNED_LEVEL = 0.1  # added to a, as rows have more labels to learn from than left-out labels ...
 APART_LEVEL = 0.25  # ... and taken from it where labels have other shares, ...
 HIDDEN_LEVEL = 0.3  # ... and in addition where the labels are uneven, ...
