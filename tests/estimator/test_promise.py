@@ -63,6 +63,18 @@ def test_unlabelled_rows_unlike_uneven_labels_are_doubted() -> None:
     assert apart < doubted(tail, (50, 50, 50, 50)) - 0.1, "even labels hide no class"
 
 
+def test_labels_that_were_chosen_add_doubt() -> None:
+    left = draw(60, 0).left_out()
+    pool = draw(3000, 1).decisions
+    counts = torch.full((4,), 30, dtype=torch.float64)
+    given_out = []
+    for chosen in (0.0, 0.5, 1.0):
+        made = make_promise(left, pool, EVEN, counts, 0.9, chosen=chosen)
+        thresholds = made.grades[0.9][pool.classes.numpy()]
+        given_out.append(int((pool.confidence.numpy() >= thresholds).sum()))
+    assert given_out[0] > given_out[1] > given_out[2] > 0
+
+
 def promise(left: Drawn, pool: Drawn, target: float, *, per_class: bool = False) -> Promise:
     counts = torch.bincount(torch.from_numpy(left.truth), minlength=4).double()
     return make_promise(left.left_out(), pool.decisions, EVEN, counts, target, per_class=per_class)

@@ -20,14 +20,17 @@ out labels, by the whole procedure with its self-training, change a, b and u by 
 They are weighted by the shares of their classes among the unlabelled rows, and by 0.7, as labels
 that are left out together are not independent. What they cannot show is added to the draws:
 
-    a + 0.1 - 0.25 d - 0.3 m + N(0, (0.45 + 0.45 d)^2 + 2^2 / N)        b + N(0, 0.25^2)
+    a + 0.1 - 0.25 d - 0.3 m - 0.3 g        b + N(0, 0.25^2)
+      + N(0, (0.45 + 0.45 d)^2 + 2^2 / N + (0.3 g)^2)
     d = min(1, KL(pi | nu) / 0.3)         m = min(1, KL(pi | nu) KL(nu | even) / 0.1)
 
 with pi the estimated shares of the unlabelled rows, nu those of the labels, and N the effective
 number of left-out labels. A row has all labels to learn from, of which a left-out one lacks a
 fifth, so it is more often right. d and m are doubt. Where pi is far from nu, pi itself is doubtful,
 as it was estimated with these labels; the weights above then are those of shares pi^(1 - d), which
-are even for d = 1. Where nu is uneven besides, classes with few labels hide among the others: rows
+are even for d = 1. g is the share of the given labels that were chosen, and not drawn: a chooser
+asks for doubtful rows, and a model that has learned them is surer of the rest than it should be.
+Where nu is uneven besides, classes with few labels hide among the others: rows
 of them are estimated too few, they are predicted as classes with many labels, and hardly a label is
 left out that shows it.
 

@@ -200,12 +200,20 @@ class Background(threading.Thread):
         steps = self.session.history.steps
         last = time.monotonic() - IDLE_SECONDS
         pause = PAUSE_SECONDS
+        failed = False
         while not self._stopped.wait(pause):
             if steps != self.session.history.steps:
                 steps = self.session.history.steps
                 last = time.monotonic()
+                failed = False
             idle = time.monotonic() - last >= IDLE_SECONDS
-            pause = PAUSE_SECONDS if self.session.catch_up(idle=idle) else POLL_SECONDS
+            try:
+                more = not failed and self.session.catch_up(idle=idle)
+            except Exception as error:  # answers are saved all the same; the next one tries again
+                traceback.print_exception(error)
+                failed = True
+                more = False
+            pause = PAUSE_SECONDS if more else POLL_SECONDS
 
     def stop(self) -> None:
         """Stop, and wait until the current piece of work is done."""

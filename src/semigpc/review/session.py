@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal, NotRequired, TypedDict
 
@@ -177,6 +178,7 @@ class Session:
     def __init__(self, project: Project, *, read_only: bool = False, fit: bool = True) -> None:
         self.project = project
         self._lock = threading.RLock()
+        self._working = threading.Lock()  # taken before the other one
         with ExitStack() as closing:
             if not read_only:
                 closing.enter_context(locked(project.folder))
@@ -331,7 +333,7 @@ class Session:
         return checked_name(label, self.model.names)
 
     def _change(self, row: int, after: str | None) -> Change:
-        self.model.score(np.array([row]))
+        self.model.score(np.array([row]))  # which costs nothing where it was done before
         return Change(
             id=self.project.ids[row],
             before=self.model.label(row),
@@ -343,6 +345,7 @@ class Session:
     def _answer(self, action: Action, labels: Mapping[int, str | None], view: View) -> Reply:
         """Record those labels that are new; an answer that holds already is not written twice."""
         answers = self.history.answers
+        self.model.score(np.array(list(labels), np.int64))
         changes = [
             self._change(row, label)
             for row, label in labels.items()
@@ -462,7 +465,7 @@ class Session:
             is_open=self._is_open(),
             order=self.order,
             names=list(model.names),
-            model=None if model.is_cold else deepcopy(model.classifier),
+            model=model.maybe_classifier,
             answers=None if model.is_cold or model.stale.any() else predictions,
             suspected=self.queue.suspected & unchecked,
             unchecked=unchecked,
@@ -630,13 +633,14 @@ class Session:
             idle: whether no answer comes at present, so that a new model may be fitted for few new
                 labels.
         """
-        with self._lock:
-            job = self._next_job(idle)
-        if job is None:
-            return False
-        store = job()
-        with self._lock:
-            store()
+        with self._working:  # an export does the same work as the background
+            with self._lock:
+                job = self._next_job(idle)
+            if job is None:
+                return False
+            store = job()
+            with self._lock:
+                store()
         return True
 
     def _next_job(self, idle: bool) -> Job | None:
@@ -697,7 +701,10 @@ class Session:
             self.model.replace(classifier, codes, scored=in_table and not self.history.answers)
 
     def _choose(self) -> Job:
+        if self.model.many_labels:  # whose model is too large to copy
+            return lambda: self._choose_now
         pool = self._pool()
+        pool = replace(pool, model=deepcopy(pool.model))
         clock = self.model.clock
 
         def work() -> Callable[[], None]:
