@@ -80,6 +80,7 @@ async function replaceBroken(shown, row, size) {
     reason = (await (await fetch(shown.src)).json()).error ?? reason;
   } catch {
     lost = `${size}/${row}`; // the server has gone, as the header says
+    reason = "This image comes when the server is back.";
   }
   shown.replaceWith(el("div", { class: "broken", title: reason, "data-lost": lost }, icon("broken"), el("span", {}, reason)));
 }
