@@ -486,6 +486,8 @@ def test_fifty_rows_are_checked_at_random(
     assert checked == 50, "there was a model before the first of them"
     assert right > 25, "better than chance"
     interval = wilson(right, checked)
+    assert interval.low is not None
+    assert interval.high is not None
     assert [low, high] == pytest.approx([100 * interval.low, 100 * interval.high], abs=1)
     assert_fits(page, width)
     page.locator("#audit-close").click()
