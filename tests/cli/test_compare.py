@@ -45,11 +45,19 @@ def test_compare_takes_own_images_and_holds_some_labels_out(tmp_path: Path) -> N
     methods = "--algorithm fixmatch --algorithm simmatch --refiner none --refiner gp --seeds 2"
     labels = ("--labels", tmp_path / "labels.csv")
     command = ("compare", photos, *labels, methods, SHORT_GP, "--out", out)
-    assert "validation accuracy in percent" in worked(*command).stdout
+    printed = worked(*command).stdout
+    assert "validation accuracy in percent" in printed
+    assert "label, without training" in printed
+    assert "Without training, minus labels only" in printed
     assert "photos, 2 seeds" in (out / "report.html").read_text()
     figures = json.loads((out / "figures.json").read_text())
-    expected = "supervised+none fixmatch+none fixmatch+gp simmatch+none simmatch+gp"
-    assert list(figures["comparisons"]["photos"]["cells"]) == expected.split()
+    expected = "supervised+none fixmatch+none fixmatch+gp simmatch+none simmatch+gp label"
+    found = figures["comparisons"]["photos"]
+    assert list(found["cells"]) == expected.split()
+    assert len(found["cells"]["label"]["balanced_accuracy"]) == 2
+    (pair,) = found["untrained_pairs"]
+    assert (pair["with"], pair["without"]) == ("label", "supervised+none")
+    assert "label, without training" in (out / "report.html").read_text()
     assert worked(*command).stderr == ""  # every run is finished, so none starts again
     assert json.loads((out / "figures.json").read_text())["comparisons"] == figures["comparisons"]
 

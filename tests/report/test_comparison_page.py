@@ -90,6 +90,33 @@ def test_without_run_folders_the_results_are_still_shown(four: Four, tmp_path: P
     assert "Balanced accuracy over training" not in page
 
 
+def test_a_row_without_training_has_figures_and_a_difference_but_no_curves(
+    four: Four, tmp_path: Path
+) -> None:
+    record = json.loads(json.dumps(four.record))
+    first = record["cells"][0]
+    runs = [{**run, "seconds": 3.0} for run in first["runs"]]
+    for run in runs:
+        del run["folder"]
+    row = {"name": "label", "label": "label, without training", "rank": None, "runs": runs}
+    record["cells"].append({**first, "algorithm": "label", "refiner": "none", **row})
+    names = {"name": "label, without training - FixMatch", "with": "label", "without": "fixmatch"}
+    gaps = {"differences": [0.0, 0.01, -0.01], "mean_difference": 0.0, "std": 0.008}
+    record["untrained_pairs"] = [{**names, **gaps, "wins": 1, "losses": 1}]
+    shutil.copytree(four.folder / "cells", tmp_path / "cells")
+    (tmp_path / "comparison.json").write_text(json.dumps(record))
+    page = page_of(tmp_path)
+    assert "are missing" not in page
+    assert "</svg>label, without training<" in page
+    assert "<h2>Without training</h2>" in page
+    assert "<td>label, without training - FixMatch</td>" in page
+    assert page.count("nothing to train") == 3
+    assert "<h2>Without training</h2>" not in four.page
+    shown = read_comparison(tmp_path).methods
+    assert len({method.colour for method in shown}) == 5
+    assert not shown[-1].runs
+
+
 @pytest.mark.slow
 def test_a_seed_without_a_result_is_reported(four: Four, tmp_path: Path) -> None:
     record = json.loads(json.dumps(four.record))

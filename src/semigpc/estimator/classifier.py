@@ -400,6 +400,7 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             torch.from_numpy(self.class_counts_).double(),
             options.promised,
             per_class=options.per_class,
+            chosen=max(0.0, 1 - len(held_out.codes) / max(1, len(self.labeled_rows_))),
         )
         self.threshold_ = self.promise_.thresholds
 

@@ -274,7 +274,10 @@ def fit_memory(
         plain = scores.double() / memory.scales().clamp_min(1e-9)
         pool = probabilities.decide(probabilities.of(plain, even.double()))
         settings = (probabilities.shares, probabilities.counts, options.promised)
-        promise = make_promise(held_out, pool, *settings, per_class=options.per_class)
+        chosen_share = float(1 - counted.mean())
+        promise = make_promise(
+            held_out, pool, *settings, per_class=options.per_class, chosen=chosen_share
+        )
     return Fitted(
         memory=memory,
         helped=helped,

@@ -2,9 +2,13 @@
 
 The model has learned the given labels and all answers of the review page. New images are embedded
 by the network that embedded the others, which is known by the hash of its weights.
+
+:func:`answer_split` does without a folder: a comparison of trained networks shows beside them what
+labelling reaches on the same images.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,19 +18,21 @@ import numpy as np
 import pyarrow
 from numpy.typing import NDArray
 
+from semigpc.data.dataset import ImageSet, Splits
 from semigpc.data.folder import Listing, class_folders, from_table
 from semigpc.estimator import SemiGPClassifier
-from semigpc.io.errors import DataError
+from semigpc.io.errors import DataError, ImageError
+from semigpc.io.images import FileImages
 from semigpc.io.paths import existing
 from semigpc.io.tables import TableNetwork, is_table, network_of
 from semigpc.io.text import listed
 from semigpc.labeling.columns import ColumnOptions, Floats, read_label_table
-from semigpc.labeling.label import is_image_folder
+from semigpc.labeling.label import LabelSettings, fit, is_image_folder
 from semigpc.labeling.outputs import Labeller
 from semigpc.labeling.project import Project
-from semigpc.labeling.scan import LabelLookup, Progress, Scan, silent
+from semigpc.labeling.scan import SAMPLE, LabelLookup, Progress, Sample, Scan, silent
 from semigpc.labeling.source import FILE_TYPES, RowBatch, TableSource, open_source
-from semigpc.models.encoder import EmbedConfig, embed_files
+from semigpc.models.encoder import EmbedConfig, embed_files, encoder_key
 
 ROWS_AT_ONCE = 8192  # predicted and written together
 OWN_EMBEDDINGS = "Give images, or a table that the same network made (semigpc embed)."
@@ -280,3 +286,84 @@ def _listing(data: Path, labels: Path | None, *, follow_links: bool, trust_pseud
     table = path if labels is None else existing(labels, "The table of labels", path)
     root = path.parent if labels is None else path
     return from_table(table, root, follow_links=follow_links, trust_pseudo=trust_pseudo)
+
+
+# Beside trained networks --------------------------------------------------------------------------
+
+
+def answer_split(
+    config: EmbedConfig,
+    splits: Splits,
+    images: ImageSet,
+    seed: int,
+    progress: Callable[[int, int], None],
+) -> tuple[NDArray[np.float64], float]:
+    """Return what labelling says of images from the parts that a network would be trained on.
+
+    It is fitted as by ``semigpc label``, on the labelled images and at most SAMPLE unlabelled ones.
+    Validation images are not learned from.
+
+    Args:
+        config: the network. splits: n labelled and u unlabelled images. images: M, to be judged.
+        seed: of the sample. progress: called with images embedded, of those without an embedding.
+
+    Returns:
+        Probabilities (M, C), and the seconds of fitting and answering: embeddings are cached.
+
+    Raises:
+        DataError: the images are not files, or all alike. ImageError: one cannot be read.
+    """
+
+    def embedded(stage: str, done: int, total: int | None) -> None:
+        if stage == "embedding" and total:
+            progress(done, total)
+
+    labeled = _by_name(splits.labeled)
+    parts = (labeled, _by_name(splits.unlabeled), images)
+    paths = [path for part in parts for path in _files(part)]
+    rows, bad = embed_files(paths, config, encoder_key(config.encoder(), config), progress=embedded)
+    if bad:
+        place, reason = next(iter(bad.items()))
+        raise ImageError(
+            f"{len(bad)} images cannot be read ({paths[place]}: {reason}). Replace or remove them."
+        )
+    began = time.monotonic()
+    learned = len(labeled) + len(splits.unlabeled)
+    gathered = _scan_of(labeled, splits.class_names, rows[:learned], seed)
+    folder = paths[0].parent
+    model, _ = fit(gathered, LabelSettings(data=folder, labels=None, out=folder, seed=seed))
+    probs = model.predict_proba(rows[learned:]).astype(np.float64)
+    column = {str(name): c for c, name in enumerate(model.classes_)}
+    ordered = probs[:, [column[name] for name in splits.class_names]]
+    return ordered, round(time.monotonic() - began, 3)
+
+
+def _scan_of(labeled: ImageSet, class_names: Sequence[str], rows: Floats, seed: int) -> Scan:
+    """Return labelled rows, which come first, and a sample of the others as :func:`fit` needs."""
+    n = len(labeled)
+    sample = Sample(SAMPLE, rows.shape[1], seed)
+    sample.add(n, np.ones(len(rows) - n, dtype=np.bool_), rows[n:])
+    return Scan(
+        rows=len(rows),
+        labelled=np.arange(n),
+        ids=list(labeled.names),
+        labels=[class_names[c] for c in labeled.labels.tolist()],
+        x=rows[:n],
+        sample=sample.rows,
+        sample_x=sample.x,
+        bad=np.empty(0, np.int64),
+        bad_labels={},
+    )
+
+
+def _by_name(images: ImageSet) -> ImageSet:
+    """Return images as ``semigpc label`` has them: left-out parts depend on the order of rows."""
+    order = sorted(range(len(images)), key=images.names.__getitem__)
+    return images.subset(np.array(order, dtype=np.int64))
+
+
+def _files(images: ImageSet) -> list[Path]:
+    pool = images.images
+    if not isinstance(pool, FileImages):
+        raise DataError("labelling without training needs images in files; these are in memory.")
+    return [pool.paths[position] for position in images.positions.tolist()]

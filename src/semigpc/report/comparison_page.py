@@ -222,8 +222,10 @@ def _read_method(
     runs: list[tuple[Figures | None, RunRecord]] = []
     missing: list[str] = []
     for run in entry.get("runs") or []:
+        if "folder" not in run:
+            continue  # nothing was trained
         try:
-            record = read_run(folder / (run.get("folder") or ""), bulky=False)
+            record = read_run(folder / (run["folder"] or ""), bulky=False)
             runs.append((run.get("result"), record))
         except FileNotFoundError:
             missing.append(str(run.get("seed")))
@@ -270,7 +272,10 @@ class MethodRow:
 
 @dataclass(frozen=True)
 class RunRow:
-    """A run in the list of runs; ``page`` is the address of its own page, empty if it has none."""
+    """A run in the list of runs; ``page`` is the address of its own page, empty if it has none.
+
+    ``folder`` is empty where nothing was trained.
+    """
 
     label: str
     seed: int | None
@@ -305,6 +310,7 @@ def write_comparison_report(folder: Path) -> Path:
         "columns": columns,
         "rows": _method_rows(comparison, columns),
         "pairs": comparison.file.get("pairs") or [],
+        "untrained_pairs": comparison.file.get("untrained_pairs") or [],
         "runs": [
             _run_row(comparison, method, run)
             for method in comparison.methods

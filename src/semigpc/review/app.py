@@ -31,7 +31,7 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from semigpc.io.atomic import replacing
+from semigpc.io.atomic import writing
 from semigpc.io.errors import DataError, ImageError, SettingsError
 from semigpc.io.images import thumbnail as make_thumbnail
 from semigpc.labeling.formats import FORMATS
@@ -71,8 +71,8 @@ MOST_DIGITS = 18  # of a number in a path: less than 2**63
 THUMBNAIL_SIZES = (96, 384, 1600)  # pixels: beside a card, on it, and enlarged
 DECODERS = 2  # images decoded at the same time, as a large one takes 700 MB
 THUMBNAIL_CACHE_BYTES = 128 * 2**20
-# The same parser on every machine, whatever else is installed there. It is silent: a request that is
-# not HTTP gets a response of 400, and the application prints its own errors.
+# The same parser on every machine, whatever else is installed there. It is silent: a request that
+# is not HTTP gets a response of 400, and the application prints its own errors.
 SERVER: dict[str, Any] = {"http": "h11", "ws": "none", "lifespan": "off"}
 SERVER |= {"log_level": "critical", "access_log": False}
 SECURITY_HEADERS = {
@@ -120,6 +120,14 @@ def _earlier_address(path: Path) -> PageAddress | None:
     return {"port": port, "token": token} if is_sound else None
 
 
+def _keep_address(path: Path, address: PageAddress) -> None:
+    """Write where the page is served, for nobody else to read. A damaged file is not used."""
+    with writing(path):
+        path.unlink(missing_ok=True)
+        with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
+            file.write(json.dumps(address))
+
+
 def _listen(port: int, earlier: PageAddress | None) -> socket.socket:
     """Return a socket that listens at a port; 0 is the earlier one if it is free, or any."""
     if port == 0 and earlier is not None:
@@ -161,9 +169,7 @@ def serve(
     token = earlier["token"] if earlier else secrets.token_urlsafe(TOKEN_CHARACTERS * 3 // 4)
     listener = _listen(port, earlier)
     own_port = listener.getsockname()[1]
-    with replacing(path) as draft:
-        draft.touch(mode=0o600)
-        draft.write_text(json.dumps({"port": own_port, "token": token}))
+    _keep_address(path, {"port": own_port, "token": token})
     app = make_app(session, token, own_port, commands)
     config = uvicorn.Config(app, timeout_graceful_shutdown=SHUTDOWN_SECONDS, **SERVER)
     worker = Background(session)

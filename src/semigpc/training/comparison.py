@@ -5,24 +5,35 @@ import os
 import queue
 import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Required
+from typing import Any, Required, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import with_config
 from typing_extensions import TypedDict
 
 from semigpc.algorithms import ALGORITHMS
-from semigpc.io.atomic import Count, altered, locked, write_json
+from semigpc.data import Splits
+from semigpc.data.dataset import ImageSet
+from semigpc.io.atomic import Count, Sha256, altered, locked, write_json
 from semigpc.io.errors import RunError
 from semigpc.io.threads import granted, hold
 from semigpc.training.experiment import Experiment
 from semigpc.training.loop import train
-from semigpc.training.metrics import CLASS_GROUPS, FIGURES, LOOSE, METRIC, Figures
+from semigpc.training.metrics import (
+    CLASS_GROUPS,
+    FIGURES,
+    LOOSE,
+    METRIC,
+    Figures,
+    Part,
+    classification_metrics,
+)
 from semigpc.training.processes import Stopped
 from semigpc.training.run_folder import (
     REDO_SUMMARY,
@@ -31,11 +42,13 @@ from semigpc.training.run_folder import (
     RunSummary,
     evaluated,
     judged_result,
+    read_run_json,
 )
 from semigpc.training.run_log import Listener
-from semigpc.training.state import DataCache
+from semigpc.training.state import DataCache, Progress
 
 NO_REFINER = "none"  # the refiner that others are compared with
+BASELINE = "supervised+none"
 REPORT_EVERY = 10  # steps between messages of a run in another process
 _CACHE = DataCache()  # of a worker process, which lives as long as its comparison
 
@@ -55,11 +68,35 @@ class Cell:
         return f"{self.experiment.algorithm_name}+{between}{self.experiment.refiner_name}"
 
 
+# From the splits of a seed, the images to judge (M), the seed and what receives progress, to
+# probabilities (M, C) and the seconds that are to be shown.
+Answer: TypeAlias = Callable[[Splits, ImageSet, int, Progress], tuple[NDArray[Any], float]]
+
+
+@dataclass(frozen=True)
+class Untrained:
+    """A row of a comparison that no network is trained for, on the splits of the other rows.
+
+    Args:
+        name: of its folder. label: for people.
+        settings: what its answers depend on besides the splits, as JSON has them.
+        answer: see :data:`Answer`.
+    """
+
+    name: str
+    label: str
+    settings: Mapping[str, str | int | None]
+    answer: Answer
+
+
 # comparison.json ----------------------------------------------------------------------------------
 
 
 class RunEntry(TypedDict, total=False):
-    """One seed of a method: its run's folder, and the result of what the run stands for."""
+    """One seed of a method: its run's folder, and the result of what the run stands for.
+
+    Nothing has a folder where nothing was trained.
+    """
 
     seed: Count
     folder: str
@@ -98,7 +135,10 @@ PairEntry = TypedDict(
 
 @with_config(LOOSE)
 class ComparisonRecord(TypedDict, total=False):
-    """``comparison.json``; ``baseline`` is the method that learns from labels alone, if any."""
+    """``comparison.json``; ``baseline`` is the method that learns from labels alone, if any.
+
+    ``untrained_pairs`` are rows that nothing was trained for minus that method.
+    """
 
     title: str
     command: str
@@ -106,7 +146,17 @@ class ComparisonRecord(TypedDict, total=False):
     seeds: list[Count]
     cells: list[MethodEntry]
     pairs: list[PairEntry]
+    untrained_pairs: list[PairEntry]
     baseline: str | None
+
+
+class UntrainedRecord(TypedDict):
+    """``result.json`` of an untrained row and a seed; ``split`` is the hash of the splits."""
+
+    split: Sha256
+    settings: dict[str, str | int | None]
+    seconds: float
+    result: Figures
 
 
 class MethodFigures(TypedDict):
@@ -125,6 +175,7 @@ class ComparisonFigures(TypedDict):
     seeds: list[int]
     cells: dict[str, MethodFigures]
     pairs: list[PairEntry]
+    untrained_pairs: list[PairEntry]
 
 
 # Comparing ----------------------------------------------------------------------------------------
@@ -143,6 +194,13 @@ class ComparisonListener:
     def done(self, cell: Cell, seed: int, summary: RunSummary, *, kept: bool) -> None:
         """A run is finished, or was so already (``kept``)."""
 
+    def answer(self, row: Untrained, seed: int) -> Progress:  # noqa: ARG002
+        """An untrained row starts on a seed; return what receives images done, of so many."""
+        return lambda done, total: None  # noqa: ARG005
+
+    def answered(self, row: Untrained, seed: int, record: UntrainedRecord, *, kept: bool) -> None:
+        """An untrained row has its result for a seed, or had it already (``kept``)."""
+
 
 def compare(
     cells: Sequence[Cell],
@@ -152,6 +210,7 @@ def compare(
     title: str,
     command: str,
     jobs: int = 1,
+    untrained: Sequence[Untrained] = (),
     listener: ComparisonListener | None = None,
 ) -> ComparisonRecord:
     """Run every cell with every seed into ``path/cells``; write ``comparison.json`` and return it.
@@ -164,13 +223,10 @@ def compare(
             of the result.
         jobs: runs at a time; more than one run in processes of their own, which share the CPU's
             threads.
+        untrained: rows besides the cells, computed here after all runs.
         listener: receives progress.
     """
-    names = [cell.name for cell in cells]
-    if len(set(names)) < len(names):
-        raise RunError(
-            f"every cell needs its own algorithm, add-on and refiner; got {', '.join(names)}."
-        )
+    _check_names(cells)
     listener = listener or ComparisonListener()
     with locked(path):
         missing = _missing_runs(cells, seeds, path, listener)
@@ -181,17 +237,28 @@ def compare(
             _run_in_processes(missing, path, jobs, listener)
         _check_splits(cells, seeds, path)
         methods = [_method_entry(cell, seeds, path) for cell in cells]
+        others = [_untrained_entry(row, cells[0], seeds, path, listener) for row in untrained]
+        baseline = next((one for one in methods if one["name"] == BASELINE), None)
         comparison: ComparisonRecord = {
             "title": title,
             "command": command,
             "metric": METRIC,
             "seeds": list(seeds),
-            "cells": methods,
+            "cells": [*methods, *others],
             "pairs": pairs(methods),
-            "baseline": "supervised+none" if "supervised+none" in names else None,
+            "untrained_pairs": [] if baseline is None else [_pair(o, baseline) for o in others],
+            "baseline": None if baseline is None else BASELINE,
         }
         write_json(path / "comparison.json", comparison)
         return comparison
+
+
+def _check_names(cells: Sequence[Cell]) -> None:
+    names = [cell.name for cell in cells]
+    if len(set(names)) < len(names):
+        raise RunError(
+            f"every cell needs its own algorithm, add-on and refiner; got {', '.join(names)}."
+        )
 
 
 # Running ------------------------------------------------------------------------------------------
@@ -348,6 +415,65 @@ def _forward(
             listener.done(*runs[number], waiting.pop(number).result(), kept=False)
 
 
+# Rows without training ----------------------------------------------------------------------------
+
+
+def _untrained_entry(
+    row: Untrained, cell: Cell, seeds: Sequence[int], path: Path, listener: ComparisonListener
+) -> MethodEntry:
+    """Return the entry of an untrained row on the splits that the runs of a cell had."""
+    runs: list[RunEntry] = []
+    for seed in seeds:
+        record = _untrained_record(row, cell, seed, path, listener)
+        run: RunEntry = {"seed": seed, "result": record["result"], "seconds": record["seconds"]}
+        runs.append(run)
+    mean, std = _mean_and_std(runs)
+    return {
+        "name": row.name,
+        "algorithm": row.name,
+        "addon": None,
+        "refiner": NO_REFINER,
+        "label": row.label,
+        "rank": None,
+        "runs": runs,
+        "mean": mean,
+        "std": std,
+    }
+
+
+def _untrained_record(
+    row: Untrained, cell: Cell, seed: int, path: Path, listener: ComparisonListener
+) -> UntrainedRecord:
+    """Return the result of an untrained row on a seed; one that is there and fits is kept."""
+    run = RunFolder(run_path(path, cell, seed))
+    split = run.read_split()
+    file = path / "cells" / row.name / f"seed{seed}" / "result.json"
+    if file.exists():
+        earlier: UntrainedRecord = read_run_json(
+            file, UntrainedRecord, missing="it was deleted", remedy="Delete it to compute it again."
+        )
+        if (earlier["split"], earlier["settings"]) == (split["sha256"], row.settings):
+            listener.answered(row, seed, earlier, kept=True)
+            return earlier
+    splits = DataCache().splits(cell.experiment.data, seed)
+    run.check_same(replace(cell.experiment, seed=seed), splits)
+    part: Part = "validation" if splits.test is None else "test"
+    images = splits.validation if splits.test is None else splits.test
+    if images is None:
+        raise RunError(f"{row.label}: there are neither test nor validation images to judge it by.")
+    probs, seconds = row.answer(splits, images, seed, listener.answer(row, seed))
+    figures = classification_metrics(probs, images.labels, split["class_groups"] or {})
+    record: UntrainedRecord = {
+        "split": splits.sha256,
+        "settings": dict(row.settings),
+        "seconds": seconds,
+        "result": {"part": part, "head": "gp", **figures},
+    }
+    write_json(file, record)
+    listener.answered(row, seed, record, kept=False)
+    return record
+
+
 # Counting -----------------------------------------------------------------------------------------
 
 
@@ -366,7 +492,6 @@ def _check_splits(cells: Sequence[Cell], seeds: Sequence[int], path: Path) -> No
 
 def _method_entry(cell: Cell, seeds: Sequence[int], path: Path) -> MethodEntry:
     runs: list[RunEntry] = []
-    figures: dict[str, list[float | None]] = {}
     for seed in seeds:
         where = run_path(path, cell, seed)
         summary = RunFolder(where).read_summary()
@@ -378,13 +503,7 @@ def _method_entry(cell: Cell, seeds: Sequence[int], path: Path) -> MethodEntry:
             "seconds": summary["seconds"],
         }
         runs.append(run)
-        shown: Mapping[str, Any] = result
-        for name, value in ({name: shown[name] for name in FIGURES} | result["groups"]).items():
-            figures.setdefault(name, []).append(value)
-    known = {
-        name: None if None in values else np.array(values, dtype=np.float64)
-        for name, values in figures.items()
-    }
+    mean, std = _mean_and_std(runs)
     return {
         "name": cell.name,
         "algorithm": cell.experiment.algorithm_name,
@@ -394,11 +513,27 @@ def _method_entry(cell: Cell, seeds: Sequence[int], path: Path) -> MethodEntry:
         # Pages choose colours by it.
         "rank": list(ALGORITHMS).index(cell.experiment.algorithm_name),
         "runs": runs,
-        "mean": {
-            k: None if values is None else float(values.mean()) for k, values in known.items()
-        },
-        "std": {k: None if values is None else float(values.std()) for k, values in known.items()},
+        "mean": mean,
+        "std": std,
     }
+
+
+def _mean_and_std(
+    runs: Sequence[RunEntry],
+) -> tuple[dict[str, float | None], dict[str, float | None]]:
+    """Return mean and deviation of each figure over seeds; None if a seed does not have it."""
+    mean: dict[str, float | None] = {}
+    std: dict[str, float | None] = {}
+    figures: dict[str, list[float | None]] = {}
+    for run in runs:
+        shown: Mapping[str, Any] = run["result"]
+        for name, value in ({name: shown[name] for name in FIGURES} | shown["groups"]).items():
+            figures.setdefault(name, []).append(value)
+    for name, values in figures.items():
+        known = None if None in values else np.array(values, dtype=np.float64)
+        mean[name] = None if known is None else float(known.mean())
+        std[name] = None if known is None else float(known.std())
+    return mean, std
 
 
 def pairs(cells: Sequence[MethodEntry]) -> list[PairEntry]:
@@ -416,22 +551,23 @@ def pairs(cells: Sequence[MethodEntry]) -> list[PairEntry]:
         base = bases.get((cell["algorithm"], cell.get("addon")))
         if base is None or cell is base:
             continue
-        differences = [
-            ours - theirs for ours, theirs in zip(_values(cell), _values(base), strict=True)
-        ]
-        entries.append(
-            {
-                "name": f"{cell['label']} - {base['label']}",
-                "with": cell["name"],
-                "without": base["name"],
-                "mean_difference": float(np.mean(differences)),
-                "std": float(np.std(differences)),
-                "differences": differences,
-                "wins": sum(difference > 0 for difference in differences),
-                "losses": sum(difference < 0 for difference in differences),
-            }
-        )
+        entries.append(_pair(cell, base))
     return entries
+
+
+def _pair(cell: MethodEntry, base: MethodEntry) -> PairEntry:
+    """Return one method minus another, seed by seed."""
+    differences = [ours - theirs for ours, theirs in zip(_values(cell), _values(base), strict=True)]
+    return {
+        "name": f"{cell['label']} - {base['label']}",
+        "with": cell["name"],
+        "without": base["name"],
+        "mean_difference": float(np.mean(differences)),
+        "std": float(np.std(differences)),
+        "differences": differences,
+        "wins": sum(difference > 0 for difference in differences),
+        "losses": sum(difference < 0 for difference in differences),
+    }
 
 
 def _values(cell: MethodEntry) -> list[float]:
@@ -446,6 +582,7 @@ def figures_of(comparison: ComparisonRecord) -> ComparisonFigures:
         "seeds": comparison["seeds"],
         "cells": {cell["name"]: _method_figures(cell) for cell in comparison["cells"]},
         "pairs": comparison["pairs"],
+        "untrained_pairs": comparison["untrained_pairs"],
     }
 
 
@@ -461,6 +598,6 @@ def _method_figures(cell: MethodEntry) -> MethodFigures:
 
 
 def mean_gain(comparisons: Sequence[ComparisonFigures]) -> float | None:
-    """Return the mean of all paired differences."""
+    """Return the mean of what refiners add, over all pairs."""
     gains = [pair["mean_difference"] for comparison in comparisons for pair in comparison["pairs"]]
     return sum(gains) / len(gains) if gains else None

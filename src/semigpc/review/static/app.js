@@ -88,6 +88,7 @@ state.about = await reached();
 byId("folder").textContent = state.about.folder;
 document.title = `Label: ${state.about.folder}`;
 document.body.classList.toggle("tables", !state.about.images);
+byId("use").hidden = byId("use-part").hidden = Object.keys(state.about.commands ?? {}).length === 0;
 byId("undo").addEventListener("click", undo);
 byId("mode-work").addEventListener("click", () => setMode("work"));
 byId("mode-grid").addEventListener("click", () => setMode("grid"));
