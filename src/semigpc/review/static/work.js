@@ -139,7 +139,7 @@ export async function enter() {
 function answered(give) {
   const current = row();
   if (current === null || !state.cards.has(current) || byId("ask").hidden) return;
-  if (byId("picture").querySelector("[data-lost]")) return void announce("This image is not loaded: it comes when the server is back.");
+  if (!connection.up && byId("picture").querySelector("[data-lost]")) return void announce("This image is not loaded: it comes when the server is back.");
   const before = cardOf(current);
   give(current);
   if (state.mode === "audit") countAudited(before, cardOf(current));
