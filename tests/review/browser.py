@@ -84,13 +84,15 @@ def served_here(out: Path, *, learns: bool = True) -> Iterator[str]:
     """
     import uvicorn
 
+    from semigpc.cli.live_page import use_commands
     from semigpc.review.app import Background, make_app
 
     session = open_session(out)
     worker = Background(session)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        app = make_app(session, "token", port)
+        commands = use_commands(out, of_images=session.project.images is not None)
+        app = make_app(session, "token", port, commands)
         server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", lifespan="off"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()

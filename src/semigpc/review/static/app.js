@@ -3,7 +3,7 @@
 
 import { refresh as askRefresh, undo } from "./actions.js";
 import { about, connection, idle, onConnection, startListening } from "./api.js";
-import { byId } from "./dom.js";
+import { byId, loadIcons } from "./dom.js";
 import "./dialogs.js";
 import "./dock.js";
 import { open } from "./grid.js";
@@ -12,7 +12,7 @@ import { onOtherTab, resume } from "./outbox.js";
 import "./reward.js";
 import { nextClass } from "./side.js";
 import { classesInUse, filtersFromAddress, isLarge, merge, modeFromAddress, onChange, setMode, state } from "./store.js";
-import { fill } from "./work.js";
+import { enter } from "./work.js";
 
 const POLL_EVERY = 4000; // milliseconds; for changes made in another tab
 const POLL_WHILE_FITTING = 300; // milliseconds; until the counts are up to date
@@ -58,7 +58,7 @@ onChange((what) => {
   if (what.mode) {
     showMode();
     if (state.mode === "grid") enterGrid().catch(() => {});
-    else if (document.activeElement === document.body || byId("grid-mode").contains(document.activeElement)) byId("stage").focus({ preventScroll: true });
+    else enter();
   }
   if (!what.progress || !state.progress) return;
   byId("undo").disabled = state.undo === null && state.outbox.length === 0;
@@ -83,10 +83,12 @@ async function reached() {
   }
 }
 
+await loadIcons().catch(() => {}); // the page does without
 state.about = await reached();
 byId("folder").textContent = state.about.folder;
 document.title = `Label: ${state.about.folder}`;
 document.body.classList.toggle("tables", !state.about.images);
+byId("use").hidden = byId("use-part").hidden = Object.keys(state.about.commands ?? {}).length === 0;
 byId("undo").addEventListener("click", undo);
 byId("mode-work").addEventListener("click", () => setMode("work"));
 byId("mode-grid").addEventListener("click", () => setMode("grid"));
@@ -99,7 +101,7 @@ resume();
 filtersFromAddress();
 while (!state.progress) await askRefresh().then(merge).catch(() => new Promise((resolve) => setTimeout(resolve, POLL_EVERY / 4)));
 setMode(modeFromAddress());
-await fill();
+await enter();
 byId("stage").focus({ preventScroll: true });
 onOtherTab(keepUp);
 document.addEventListener("visibilitychange", keepUp);

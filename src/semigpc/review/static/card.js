@@ -1,9 +1,11 @@
 // One card: the image or the values of a row, its predicted label, and the labelled rows that are the reason. Where two
 // classes compete for a given label, both stand side by side, each with its probability, its reasons and its key.
 
-import { onConnection } from "./api.js";
+import { connection, onConnection } from "./api.js";
 import { dot, el, fitted, icon, percent, side, signed } from "./dom.js";
 import { cardOf, codeOf, isPending, state, STATUS_NAMES } from "./store.js";
+
+const RETRY = 2000; // milliseconds, after which an image that did not come is requested again
 
 const ANSWERS = {
   accepted: ["check", "accepted"],
@@ -69,19 +71,22 @@ function makeShot(card) {
 
 export function image(row, size, { eager = false } = {}) {
   const shown = el("img", { src: `images/${size}/${row}`, alt: "", loading: eager ? "eager" : "lazy", decoding: "async", draggable: "false" });
-  shown.addEventListener("error", () => replaceBroken(shown, row, size));
+  shown.addEventListener("error", () => replaceBroken(shown, row, size, eager));
   return shown;
 }
 
-async function replaceBroken(shown, row, size) {
+async function replaceBroken(shown, row, size, eager) {
   let reason = "This image cannot be shown.";
   let lost = null;
   try {
     reason = (await (await fetch(shown.src)).json()).error ?? reason;
   } catch {
     lost = `${size}/${row}`; // the server has gone, as the header says
+    reason = "This image comes when the server is back.";
   }
-  shown.replaceWith(el("div", { class: "broken", title: reason, "data-lost": lost }, icon("broken"), el("span", {}, reason)));
+  const broken = el("div", { class: "broken", title: reason, "data-lost": lost }, icon("broken"), el("span", {}, reason));
+  shown.replaceWith(broken);
+  if (lost && connection.up) setTimeout(() => broken.replaceWith(image(row, size, { eager })), RETRY);
 }
 
 onConnection((up) => {

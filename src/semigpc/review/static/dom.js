@@ -16,8 +16,17 @@ export function el(tag, attributes = {}, ...children) {
   return element;
 }
 
-export const icon = (name) =>
-  el("svg", { class: "icon", "aria-hidden": "true" }, el("use", { href: `static/icons.svg#${name}` }));
+export const icon = (name) => el("svg", { class: "icon", "aria-hidden": "true" }, el("use", { href: `#icon-${name}` }));
+
+// The symbols become part of the page, so that they are there while the server is not.
+export async function loadIcons() {
+  const text = await (await fetch("static/icons.svg")).text();
+  const sheet = document.importNode(new DOMParser().parseFromString(text, "image/svg+xml").documentElement, true);
+  for (const symbol of sheet.querySelectorAll("symbol")) symbol.id = `icon-${symbol.id}`;
+  sheet.setAttribute("class", "unseen");
+  sheet.setAttribute("aria-hidden", "true");
+  document.body.append(sheet);
+}
 
 export function percent(share) {
   const rounded = Math.round(100 * share);

@@ -60,26 +60,35 @@ export function ranked(choices) {
 // A list of options in an element; the marked one is taken by Enter.
 export class Options {
   constructor(list, field, choose) {
-    Object.assign(this, { list, field, choose, entries: [], marked: -1, drawn: "" });
+    Object.assign(this, { list, field, choose, entries: [], marked: -1 });
   }
 
+  // Options that stay are changed in place, so that a click is not lost when a reply comes between its two halves.
   show(entries, marked, digits) {
     this.entries = entries;
-    const drawn = JSON.stringify([entries, digits, entries.map((entry) => codeOf(entry.name))]);
-    if (drawn !== this.drawn) this.list.replaceChildren(...entries.map((entry, i) => this.option(entry, i, digits))); // a click in between is not lost
-    this.drawn = drawn;
+    entries.forEach((entry, i) => {
+      const made = JSON.stringify([entry.name, entry.fresh, digits]);
+      let option = this.list.children[i];
+      if (option?.dataset.made !== made) {
+        const fresh = this.option(entry, i, digits);
+        fresh.dataset.made = made;
+        if (option) option.replaceWith(fresh);
+        else this.list.append(fresh);
+        option = fresh;
+      }
+      refine(option, entry);
+    });
+    while (this.list.children.length > entries.length) this.list.lastChild.remove();
     this.mark(marked);
   }
 
-  option({ name, share, fresh, chosen }, i, digits) {
-    const meter = share === null ? null : el("span", { class: "meter" }, el("i"));
-    if (meter) meter.firstChild.style.width = `${100 * share}%`;
-    return el("div", { role: "option", id: `${this.list.id}-${i}`, class: `option${fresh ? " fresh" : ""}${chosen ? " chosen" : ""}`, "data-label": name, title: name, "aria-selected": "false",
-      "aria-keyshortcuts": digits && i < OFFERED ? String(i + 1) : null, onclick: () => this.take(i) },
-      digits && i < OFFERED ? el("kbd", {}, String(i + 1)) : null, fresh ? icon("plus") : dot(codeOf(name)),
-      el("span", { class: "name" }, fresh ? `Add the class “${name}”` : name),
-      fresh && i > 0 ? el("kbd", {}, "Shift Enter") : null,
-      share === null ? null : el("span", { class: "share" }, percent(share)), meter);
+  option({ name, fresh }, i, digits) {
+    const key = digits && i < OFFERED ? String(i + 1) : null;
+    return el("div", { role: "option", id: `${this.list.id}-${i}`, class: fresh ? "option fresh" : "option", "data-label": name, title: name, "aria-selected": "false",
+      "aria-keyshortcuts": key, onclick: () => this.take(i) },
+      key && el("kbd", {}, key), fresh ? icon("plus") : dot(codeOf(name)),
+      el("span", { class: "name" }, fresh ? `Add the class \u201c${name}\u201d` : name),
+      fresh && i > 0 ? el("kbd", {}, "Shift Enter") : null, el("span", { class: "share" }), el("span", { class: "meter" }, el("i")));
   }
 
   mark(position) {
@@ -107,4 +116,15 @@ export class Options {
     this.choose(knownNames().find((name) => same(name, text)) ?? text);
     return true;
   }
+}
+
+// What may change about an option while it is shown.
+function refine(option, { name, share, fresh, chosen }) {
+  option.classList.toggle("chosen", Boolean(chosen));
+  if (!fresh) option.querySelector(".dot").replaceWith(dot(codeOf(name)));
+  const words = option.querySelector(".share");
+  words.hidden = option.querySelector(".meter").hidden = share === null;
+  if (share === null) return;
+  words.textContent = percent(share);
+  option.querySelector(".meter i").style.width = `${100 * share}%`;
 }

@@ -13,7 +13,7 @@ import { cardOf, isLarge, isOpen, merge, onChange, rowsOf, state, trail, view } 
 const BATCH = 10; // cards requested at once
 const LOW = 5; // cards ahead below which more are requested
 const EARLY = 30; // answers up to which the cards ahead are chosen anew after each
-const PRELOADED = 3; // images
+const PRELOADED = 5; // images
 const SIZE = 1600; // pixels of the image
 
 let fetching = false;
@@ -126,13 +126,23 @@ export function goTo(target) {
   return place(rows.indexOf(target));
 }
 
+// Show the large view, from the first card on that waits for an answer.
+export async function enter() {
+  const current = row();
+  if (state.mode !== "card" && current !== null && !isOpen(cardOf(current))) advance();
+  byId("stage").focus({ preventScroll: true });
+  await fill();
+}
+
 // --- answers -------------------------------------------------------------------------------------------------------------------
 
 function answered(give) {
   const current = row();
-  if (current === null || !state.cards.has(current)) return;
+  if (current === null || !state.cards.has(current) || byId("ask").hidden) return;
+  if (!connection.up && byId("picture").querySelector("[data-lost]")) return void announce("This image is not loaded: it comes when the server is back.");
+  const before = cardOf(current);
   give(current);
-  if (state.mode === "audit") countAudited(current);
+  if (state.mode === "audit") countAudited(before, cardOf(current));
   advance();
 }
 
@@ -213,7 +223,7 @@ onChange((what) => {
   if (!isLarge()) return;
   if (what.refused?.body.row !== undefined || what.refused?.body.rows?.length === 1) goTo(rowsOf(what.refused)[0]);
   if (what.rows || what.choices || what.outbox || what.mode) show();
-  if (what.rows || what.mode) fill();
+  if (what.rows) fill();
 });
 onConnection((up) => {
   if (!up) return show();
