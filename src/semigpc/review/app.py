@@ -71,10 +71,6 @@ MOST_DIGITS = 18  # of a number in a path: less than 2**63
 THUMBNAIL_SIZES = (96, 384, 1600)  # pixels: beside a card, on it, and enlarged
 DECODERS = 2  # images decoded at the same time, as a large one takes 700 MB
 THUMBNAIL_CACHE_BYTES = 128 * 2**20
-# The same parser on every machine, whatever else is installed there. It is silent: a request that
-# is not HTTP gets a response of 400, and the application prints its own errors.
-SERVER: dict[str, Any] = {"http": "h11", "ws": "none", "lifespan": "off"}
-SERVER |= {"log_level": "critical", "access_log": False}
 SECURITY_HEADERS = {
     "content-security-policy": (
         "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -118,6 +114,23 @@ def _earlier_address(path: Path) -> PageAddress | None:
     is_sound = isinstance(port, int) and 0 < port < 2**16 and isinstance(token, str)
     is_sound = is_sound and len(token) == TOKEN_CHARACTERS and token.isascii()
     return {"port": port, "token": token} if is_sound else None
+
+
+def _server_config(app: ASGIApp) -> uvicorn.Config:
+    """Return a server with the same parser on every machine, whatever else is installed there.
+
+    It is silent: a request that is not HTTP gets a response of 400, and the application prints its
+    own errors.
+    """
+    return uvicorn.Config(
+        app,
+        http="h11",
+        ws="none",
+        lifespan="off",
+        log_level="critical",
+        access_log=False,
+        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+    )
 
 
 def _keep_address(path: Path, address: PageAddress) -> None:
@@ -171,7 +184,7 @@ def serve(
     own_port = listener.getsockname()[1]
     _keep_address(path, {"port": own_port, "token": token})
     app = make_app(session, token, own_port, commands)
-    config = uvicorn.Config(app, timeout_graceful_shutdown=SHUTDOWN_SECONDS, **SERVER)
+    config = _server_config(app)
     worker = Background(session)
     # The server stops for either signal, and then raises it again.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
