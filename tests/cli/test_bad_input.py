@@ -23,7 +23,7 @@ def test_missing_folders_and_files(trained: Trained, tmp_path: Path) -> None:
         (("predict", trained.run, tmp_path / "nowhere.png"), "no image and no folder"),
     ):
         refused(*command, code=2, words=words)
-    refused("evaluate", trained.photos, code=1, words="no run was started there")
+    refused("evaluate", trained.photos, code=2, words="neither a run nor a labelled folder")
     assert semigpc("evaluate", nowhere).exit_code == 2
 
 
