@@ -164,7 +164,7 @@ def test_review(disk: Disk) -> None:
     assert kept.endswith(b"\n")
     session.close()
     told = refused("review", out, "--export", code=1, words=NOT_MODIFIED)
-    check_full(told, out / "reviewed.")
+    check_full(told, out / "exports" / "labels.")
     disk.free()
     again = open_session(out)
     assert len(again.journal.entries) == kept.count(b"\n")

@@ -92,11 +92,10 @@ def train(
 ) -> None:
     """Train a classifier from few labels and many unlabelled images.
 
-    For thousands of unlabelled images and a GPU; otherwise see semigpc open.
+    For thousands of unlabelled images and a GPU; else see semigpc open.
     Settings come from the defaults, then from the recipe, then from --set.
     The run folder stores them with the split, all metrics, the checkpoints
-    and report.html. Ctrl-C saves and stops; the same command with --resume
-    continues, bit for bit.
+    and report.html. Ctrl-C saves; the same command with --resume goes on.
 
     For your own images of more than 32 pixels the network is
     EfficientNet-Lite0, pre-trained (extra 'embedded'). On a GPU it is
