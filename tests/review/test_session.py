@@ -583,12 +583,14 @@ def test_a_class_is_renamed_in_one_step_which_is_undone(session: Session, out: P
     rows = [row for row, label in session.project.given.items() if label == "circle"]
     first = rows_of(session)[0]
     session.correct(first, "circle")
+    kind = session.history.answers[first].kind
     session.rename("circle", "disc")
     finish(session)
     assert {session.model.label(row) for row in [*rows, first]} == {"disc"}
     assert "circle" not in session.model.classifier.classes_
     assert "circle" not in class_names(session)
-    assert session.history.answers[first].kind == session.history.answers[rows[0]].kind
+    assert session.history.answers[first].kind == kind, "a new name is no other answer"
+    assert session.history.answers[rows[0]].kind == "accepted"
     session.undo()
     finish(session)
     assert {session.model.label(row) for row in [*rows, first]} == {"circle"}
