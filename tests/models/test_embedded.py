@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from semigpc.models.backbones import (
     embedded_weights,
     input_statistics,
 )
+from semigpc.models.encoder import STAGE_WEIGHTS, EmbedConfig
 
 needs_package = pytest.mark.skipif(
     find_spec(EMBEDDED_PACKAGE) is None, reason=f"{EMBEDDED_PACKAGE} is not installed"
@@ -102,6 +104,25 @@ def test_features_are_not_those_of_random_weights(generator: torch.Generator) ->
     assert learnt.shape == (2, 1280)
     assert torch.equal(learnt, again)
     assert (learnt - random).abs().max() > 0.1
+
+
+@needs_package
+def test_rows_hold_the_averages_of_earlier_stages_beside_the_features(
+    generator: torch.Generator,
+) -> None:
+    encoder = EmbedConfig(image_size=32).encoder()
+    pixels = torch.randint(0, 256, (2, 32, 32, 3), dtype=torch.uint8, generator=generator)
+    rows = encoder(pixels)
+    plain: Any = network()
+    maps: list[torch.Tensor] = []
+    for block in plain.blocks:
+        block.register_forward_hook(lambda _module, _given, found: maps.append(found))
+    with torch.no_grad():
+        features = plain((pixels.permute(0, 3, 1, 2) / 255 - 0.5) / 0.5)
+    assert encoder.width == rows.shape[1] == 1280 + 40 + 80 + 112 + 192 + 320
+    torch.testing.assert_close(rows[:, :1280], features, rtol=1e-4, atol=1e-4)
+    means = [STAGE_WEIGHTS[s] * maps[s].mean(dim=(2, 3)) for s in sorted(STAGE_WEIGHTS)]
+    torch.testing.assert_close(rows[:, 1280:], torch.cat(means, 1), rtol=1e-4, atol=1e-4)
 
 
 @needs_package

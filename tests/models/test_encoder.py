@@ -198,7 +198,7 @@ def test_the_embedded_network_is_the_default(tmp_path: Path, out: Path) -> None:
     result = embed_folder(tmp_path / "photos", out)
     key = result.key
     found = (key.network, key.image_size, key.precision, key.width)
-    assert found == ("tf_efficientnet_lite0", 224, "float16", 1280)
+    assert found == ("tf_efficientnet_lite0", 224, "float16", 2024)
     first, second = (np.array(row) for row in rows_of(out).values())
     assert 0 < np.abs(first - second).mean() < np.abs(first).mean()  # two similar images
 

@@ -50,6 +50,8 @@ WORTHWHILE_PIXELS = 400 * 224**2
 TOLERANCE = 1e-3  # largest difference from torch, relative to the root mean square of the outputs
 DEFAULT_SIZE = 224  # pixels a side, for networks whose own size is not known
 HUB = "timm"  # as EmbedConfig.pretrained: weights of timm's hub
+# Weights of the averages of each stage of the embedded network, counted from 0, in its rows.
+STAGE_WEIGHTS = {2: 0.5, 3: 0.3, 4: 0.3, 5: 0.15, 6: 0.2}
 PIXELS = "JPEG by draft, the middle square, bilinear by Pillow"  # how images are prepared
 NO_WEIGHTS = "none"  # the same: random weights, the same ones every time
 AUTO = "auto"  # the same: the embedded weights if the network has some, timm's otherwise
@@ -91,8 +93,9 @@ class Encoder:
 
     Args:
         model: the network and its weights. image_size: s, in pixels. device: that computes.
-        of_bytes: images are bytes (M, s, s, 3), and the network normalises them as it was trained;
-            otherwise they are normalised images (M, 3, s, s).
+        of_bytes: images are bytes (M, s, s, 3), the network normalises them as it was trained, and
+            rows of the embedded one hold its earlier stages too (:class:`Stages`); otherwise images
+            are normalised, (M, 3, s, s), and rows are the features that a head is trained on.
 
     Raises:
         ValueError, KeyError, OSError: the network cannot be built. DataError: it cannot be used for
@@ -110,7 +113,8 @@ class Encoder:
         self._of_bytes = of_bytes
         self._network = backbone
         if of_bytes:
-            self._network = _Normalised(backbone, *input_statistics(model.name)).to(device)
+            rows = Stages(backbone) if model.pretrained == EMBEDDED else backbone
+            self._network = _Normalised(rows, *input_statistics(model.name)).to(device)
         self._run_onnx: Callable[[NDArray[Any]], NDArray[np.float32]] | None = None
         self.width = self._find_width()
 
@@ -185,6 +189,37 @@ class Encoder:
                 "instead of one row. Choose a network that pools its features."
             )
         return rows.shape[1]
+
+
+class Stages(nn.Module):
+    """The embedded network with averages of its earlier stages beside its features, (M, 2024).
+
+        h = [h_last, w_3 mean(F_3), ..., w_7 mean(F_7)]
+
+    F_s are the maps of stage s, averaged over their places: they hold texture and material, which
+    the last features have learnt to ignore. They cost no time. The weights give each stage a third
+    of the spread of the last features; larger ones and the first two stages were not better on
+    tuning draws (docs/results.md).
+
+    Args:
+        backbone: timm's tf_efficientnet_lite0.
+    """
+
+    def __init__(self, backbone: nn.Module) -> None:
+        super().__init__()
+        self.backbone = backbone
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return rows (M, 2024) of normalised images (M, 3, s, s)."""
+        network: Any = self.backbone
+        maps = network.bn1(network.conv_stem(images))
+        earlier = []
+        for stage, block in enumerate(network.blocks):
+            maps = block(maps)
+            if stage in STAGE_WEIGHTS:
+                earlier.append(STAGE_WEIGHTS[stage] * maps.mean(dim=(2, 3)))
+        last = network.global_pool(network.bn2(network.conv_head(maps)))
+        return torch.cat([last, *earlier], dim=1)
 
 
 class _Normalised(nn.Module):
