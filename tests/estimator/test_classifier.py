@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy.stats import entropy
 
 from semigpc import SemiGPClassifier
 from semigpc.estimator import STATUSES, Status
@@ -36,7 +37,10 @@ def one_posterior(model: SemiGPClassifier, mean: torch.Tensor, scores: torch.Ten
     prior = torch.from_numpy(model.class_shares_).log() / 2
     given = torch.softmax(model.confidence_scale_ * mean + prior, dim=1)
     joined = torch.softmax(2 * model.logit_scale_ * scores + prior, dim=1)
-    average = 0.6 * given + 0.4 * joined
+    n_c = model.class_counts_ / model.class_counts_.sum()
+    excess = entropy(model.class_shares_) - entropy(n_c)
+    weight = 0.3 if excess > 0.15 * np.log(len(n_c)) else 0.6
+    average = weight * given + (1 - weight) * joined
     counts = torch.from_numpy(model.class_counts_)[average.argmax(dim=1)]
     power = average ** (model.sharpness_ * counts / (counts + 0.5)).unsqueeze(1)
     return (power / power.sum(dim=1, keepdim=True)).numpy()

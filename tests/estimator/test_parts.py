@@ -1,5 +1,6 @@
 """The parts of a fit, each against a slow or hand-made version of itself."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -9,13 +10,21 @@ from scipy.stats import f as f_distribution
 from scipy.stats import f_oneway
 
 from semigpc import SemiGPClassifier
-from semigpc.estimator.answers import FARTHEST_STEP, STEPS, left_out_scores, sharpened
+from semigpc.estimator.answers import (
+    FARTHEST_STEP,
+    STEPS,
+    Probabilities,
+    left_out_scores,
+    sharpened,
+)
 from semigpc.estimator.calibration import (
     USUAL_SHARPNESS,
     best_logit_scale,
     choose_sharpness,
+    doubted_sharpness,
     estimate_shares,
     label_weights,
+    share_divergence,
 )
 from semigpc.estimator.classifier import read_targets
 from semigpc.estimator.fitting import (
@@ -234,6 +243,56 @@ def test_a_class_with_one_label_is_believed_less_and_stays_the_first() -> None:
     assert found[1, 2] == pytest.approx(0.7, abs=1e-3)
     assert (found[:, 3] == 0).all()
     assert (found.argmax(dim=1) == probs.argmax(dim=1)).all()
+
+
+@pytest.mark.parametrize(
+    ("counts", "shares", "weight"),
+    [
+        ([60.0, 20, 6, 2], [0.25, 0.25, 0.25, 0.25], 0.3),  # labels have a tail, the rest has none
+        ([60.0, 20, 6, 2], [0.68, 0.23, 0.07, 0.02], 0.6),  # both have the same tail
+        ([60.0, 20, 6, 2], [0.02, 0.07, 0.23, 0.68], 0.6),  # reversed, and as uneven
+        ([4.0, 4, 4, 4], [0.7, 0.2, 0.07, 0.03], 0.6),  # as many labels of each
+        ([30.0, 3, 0, 0], [0.5, 0.5, 0.0, 0.0], 0.3),  # classes without a label do not count
+    ],
+)
+def test_the_gp_over_given_labels_weighs_less_where_the_rest_is_more_even(
+    counts: list[float], shares: list[float], weight: float
+) -> None:
+    probabilities = Probabilities(
+        logit_scale=3.0,
+        confidence_scale=2.0,
+        sharpness=1.0,
+        shares=torch.tensor(shares, dtype=torch.float64),
+        counts=torch.tensor(counts, dtype=torch.float64),
+    )
+    plain, even = torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(0)).double()
+    prior = torch.tensor(shares).double().clamp_min(1e-12).log() / 2
+    prior[torch.tensor(counts) == 0] = -torch.inf
+    one = torch.softmax(2 * plain + prior, dim=1)
+    two = torch.softmax(2 * 3 * even + prior, dim=1)
+    expected = weight * one + (1 - weight) * two
+    torch.testing.assert_close(probabilities.average(plain, even), expected)
+
+
+@pytest.mark.parametrize(
+    ("counts", "shares", "factor"),
+    [
+        ([40.0, 40], [0.5, 0.5], 1.0),  # as the labels
+        ([40.0, 40], [0.95, 0.05], 0.9),  # KL 0.49
+        ([40.0, 40], [0.6, 0.4], None),  # KL 0.02
+        ([9.0, 1, 0], [0.1, 0.9, 0.0], 0.9),
+    ],
+)
+def test_sharpness_is_doubted_where_shares_are_far_from_those_of_the_labels(
+    counts: list[float], shares: list[float], factor: float | None
+) -> None:
+    n = np.array(counts)
+    pi = np.array(shares)
+    nu = (n + 0.5) / (n + 0.5).sum()
+    divergence = sum(p * math.log(p / q) for p, q in zip(pi, nu, strict=True) if p > 0)
+    assert share_divergence(pi, n) == pytest.approx(divergence, abs=1e-9)
+    expected = 1 - divergence if factor is None else factor  # 0.1 for each 0.1 nats, 0.1 at most
+    assert doubted_sharpness(2.0, pi, n) == pytest.approx(2 * expected, abs=1e-9)
 
 
 def test_weights_of_labels_give_classes_their_shares() -> None:

@@ -32,7 +32,11 @@ FARTHEST_STEP = 3.0  # ... from minus this to this; ranks are normal values with
 # bits, and at least 12 of them are to be left for the deviation.
 OFFSET_RATIO = 2.0**-12
 # Of the probabilities: chosen together on 49 problems, seeds 100 to 103 (docs/results.md).
-GIVEN_WEIGHT = 0.6  # of the GP over given labels
+GIVEN_WEIGHT = 0.6  # of the GP over given labels, ...
+UNLIKE_WEIGHT = 0.3  # ... and where the rest is much more even than the labels, whose shares it has
+# Difference of both entropies, in parts of log C, from which that is so. Between 0.14 and 0.16 all
+# tuning problems come out the same.
+UNLIKE_ENTROPY = 0.15
 SHARE_POWER = 0.5  # of pi
 # Factor of lambda: left-out scores are less confident than those of unlabelled rows, and shares
 # estimated from soft scores collapse.
@@ -294,17 +298,21 @@ class Decisions(NamedTuple):
 class Probabilities:
     """What turns the scores (M, C) of two GPs into one vector of probabilities for each row.
 
-        p ~ ( 0.6 softmax(lambda' mu + log(pi) / 2)
-            + 0.4 softmax(2 lambda s mu~ + log(pi) / 2) ) ^ b
+        p ~ ( w softmax(lambda' mu + log(pi) / 2)
+            + (1 - w) softmax(2 lambda s mu~ + log(pi) / 2) ) ^ b
+        w = 0.6, or 0.3 where H(pi) - H(n) > 0.15 log C
         b = beta n_c / (n_c + 1/2)                                c the most probable class
 
     mu are the scores by the given labels, which are right about frequent classes. mu~ are those by
     the given labels and the rows that joined in self-training, with equal evidence
     s = sqrt(nbar / n_c) for every class: they know more, find the rare classes, and are too sure of
     them. Neither is the better one everywhere, and their average is better than both
-    (docs/results.md). pi are the estimated shares of the classes among the unlabelled rows. As
-    these are estimates, only their square root counts. beta is chosen so that left-out labels are
-    most likely; a class with one or two labels is believed less, by the last factor.
+    (docs/results.md). mu repeats the shares of the labels: where the unlabelled rows are far more
+    evenly spread than these, by the entropies H of both, it has less weight. pi are the estimated
+    shares of the classes among the unlabelled rows. As these are estimates, only their square root
+    counts. beta is chosen so that left-out labels are most likely, less a tenth where pi is far
+    from the shares of the labels; a class with one or two labels is believed less, by the last
+    factor.
 
     Args:
         logit_scale: lambda. confidence_scale: lambda'. sharpness: beta.
@@ -319,6 +327,14 @@ class Probabilities:
     counts: Tensor
     balanced: bool = False
 
+    @property
+    def given_weight(self) -> float:
+        """Return w, the weight of the GP over given labels. O(C)."""
+        present = int((self.counts > 0).sum())
+        excess = _entropy(self.shares) - _entropy(self.counts)
+        is_unlike = excess > UNLIKE_ENTROPY * math.log(max(present, 2))
+        return UNLIKE_WEIGHT if is_unlike else GIVEN_WEIGHT
+
     def average(self, plain: Tensor, even: Tensor) -> Tensor:
         """Return the average (M, C) of both GPs, before it is raised to b. O(M C).
 
@@ -329,7 +345,8 @@ class Probabilities:
         prior = prior.masked_fill(self.counts <= 0, -math.inf)
         given = torch.softmax(self.confidence_scale * plain + prior, dim=1)
         joined = torch.softmax(SHARPENING * self.logit_scale * even + prior, dim=1)
-        return GIVEN_WEIGHT * given + (1 - GIVEN_WEIGHT) * joined
+        weight = self.given_weight
+        return weight * given + (1 - weight) * joined
 
     def of(self, plain: Tensor, even: Tensor) -> Tensor:
         """Return probabilities (M, C); rows sum to 1. O(M C)."""
@@ -341,6 +358,12 @@ class Probabilities:
         if self.balanced:
             worth = probs / self.shares.clamp_min(SMALLEST).to(probs) ** SHARE_POWER
         return Decisions(probs, worth.argmax(dim=1))
+
+
+def _entropy(amounts: Tensor) -> float:
+    """Return the entropy of the shares of amounts (C,)."""
+    shares = amounts.double() / amounts.sum()
+    return float(torch.special.entr(shares).sum())
 
 
 def sharpened(probs: Tensor, sharpness: float, counts: Tensor) -> Tensor:

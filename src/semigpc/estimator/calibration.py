@@ -14,6 +14,10 @@ from semigpc.estimator.answers import SHARPENING, SMALLEST, sharpened
 USUAL_SHARPNESS = 0.2  # log beta where nothing can be learned ...
 SHARPNESS_DEVIATION = 0.3  # ... and how far it usually is from that
 SHARPNESS_RANGE = (-1.5, 1.5)  # of log beta
+# What is taken from beta where the shares are far from those of the labels, and how many nats that
+# is: there left-out labels say less. Chosen on 47 problems, seeds 100 to 102 (docs/results.md).
+APART_SHARPNESS = 0.1
+APART_NATS = 0.1
 LOGIT_SCALES = tuple(float(x) for x in np.geomspace(1.0, 80.0, 40))
 EM_ROUNDS = 200  # of expectation-maximisation at most
 CONVERGED_CHANGE = 1e-6  # of a share, below which it stops
@@ -41,6 +45,34 @@ def choose_sharpness(probs: Tensor, codes: Tensor, counts: Tensor, weights: Tens
 
     found = minimize_scalar(loss, bounds=SHARPNESS_RANGE, method="bounded", options={"xatol": 1e-3})
     return math.exp(float(found.x))
+
+
+def share_divergence(shares: NDArray[np.float64], counts: NDArray[np.float64]) -> float:
+    """Return how far shares pi (C,) are from those of the labels: KL(pi | nu), in nats. O(C).
+
+        nu_c ~ n_c + 1/2
+
+    Args:
+        shares: (C,) of the unlabelled rows. counts: (C,) labels of each class.
+    """
+    shares = np.maximum(shares, SMALLEST)
+    likely = (counts + 0.5) / (counts + 0.5).sum()
+    return float((shares * np.log(shares / likely)).sum())
+
+
+def doubted_sharpness(
+    sharpness: float, shares: NDArray[np.float64], counts: NDArray[np.float64]
+) -> float:
+    """Return beta (1 - 0.1 min(1, KL(pi | nu) / 0.1)). O(C).
+
+    Where the unlabelled rows have other shares pi than the labels, left-out labels are not like
+    these rows, and the beta that suits them is too large on average.
+
+    Args:
+        sharpness: beta. shares, counts: (C,) as of :func:`share_divergence`.
+    """
+    apart = share_divergence(shares, counts) / APART_NATS
+    return sharpness * (1 - APART_SHARPNESS * min(1.0, max(0.0, apart)))
 
 
 def label_weights(codes: Tensor, shares: Tensor) -> Tensor:

@@ -57,11 +57,12 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """Gaussian process classification of rows of which a few are labelled, made for long tails.
 
         mu(x) = k(h, h_Q) K^-1 (Y - 1 nu^T)       h = scaling(x)       K = k(h_Q, h_Q) + sigma^2 I
-        p(c | x) ~ ( 0.6 softmax(lambda' mu + log(pi) / 2)
-                   + 0.4 softmax(2 lambda sqrt(nbar / n_c) mu~ + log(pi) / 2) )^b
+        p(c | x) ~ ( w softmax(lambda' mu + log(pi) / 2)
+                   + (1 - w) softmax(2 lambda sqrt(nbar / n_c) mu~ + log(pi) / 2) )^b
 
     mu~ is the same of a GP that also holds unlabelled rows which joined in self-training, pi are
-    the estimated shares of the classes among the unlabelled rows, and nu those of the labels. The
+    the estimated shares of the classes among the unlabelled rows, and nu those of the labels; w is
+    0.6, or 0.3 where the unlabelled rows are far more evenly spread than the labels. The
     class is the argmax of p, its confidence is p, and everything else follows from p too: see
     :class:`semigpc.estimator.answers.Probabilities`.
 

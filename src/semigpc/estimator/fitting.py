@@ -35,6 +35,7 @@ from semigpc.estimator.answers import (
 from semigpc.estimator.calibration import (
     best_logit_scale,
     choose_sharpness,
+    doubted_sharpness,
     estimate_shares,
     label_weights,
 )
@@ -590,6 +591,8 @@ def _held_out(
     if sharpness is None:
         weights = (label_weights(codes, probabilities.shares) + 1) / 2
         sharpness = choose_sharpness(average, codes, others, weights)
+        shares = probabilities.shares.double().numpy()
+        sharpness = doubted_sharpness(sharpness, shares, probabilities.counts.double().numpy())
         probabilities = replace(probabilities, sharpness=sharpness)
     probs = sharpened(average, probabilities.sharpness, others)
     places = left_out.places[checked.numpy()]

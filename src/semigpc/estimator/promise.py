@@ -56,7 +56,7 @@ from scipy.special import betainc, expit, logit, ndtr
 from torch import Tensor
 
 from semigpc.estimator.answers import Decisions, LeftOutLabels, highest_grade
-from semigpc.estimator.calibration import label_weights
+from semigpc.estimator.calibration import label_weights, share_divergence
 
 PROBABILITY = 0.9  # with which a promise is kept
 CONTRADICTION = 0.1  # probability of so many wrong left-out labels, below which it is not made
@@ -216,10 +216,9 @@ class Reliability:
 
     def _divergences(self, labels: Array) -> tuple[float, float]:
         """Return how far the shares are from those of the labels, and these from even, in nats."""
-        likely = (labels + 0.5) / (labels + 0.5).sum()
         given = labels[labels > 0] / labels.sum()
         unevenness = math.log(len(given)) + float((given * np.log(given)).sum())
-        return float((self.shares * np.log(self.shares / likely)).sum()), max(0.0, unevenness)
+        return share_divergence(self.shares, labels), max(0.0, unevenness)
 
     def _fit(self, left_out: LeftOutLabels, weights: Array, labels: Array) -> tuple[Array, Array]:
         """Return mean and covariance of (a, b, u) by Laplace's method."""
