@@ -2,8 +2,9 @@
 
 It does not depend on the web page. Every answer is appended to ``reviews.jsonl`` first and then
 added to the model; opening the same folder again replays the file. What takes longer than an answer
-may, :meth:`Session.catch_up` does piece by piece in the background: all rows are scored again, the
-guarantee is made again, the rows to ask next are chosen, and a new model is fitted.
+may is done piece by piece in the background: all rows are scored again, the guarantee is made again
+and the rows to ask next are chosen (:meth:`Session.keep_current`), and a new model is fitted
+(:meth:`Session.refit`).
 """
 
 import threading
@@ -178,7 +179,8 @@ class Session:
     def __init__(self, project: Project, *, read_only: bool = False, fit: bool = True) -> None:
         self.project = project
         self._lock = threading.RLock()
-        self._working = threading.Lock()  # taken before the other one
+        self._working = threading.Lock()  # both are taken before the other one
+        self._fitting = threading.Lock()
         with ExitStack() as closing:
             if not read_only:
                 closing.enter_context(locked(project.folder))
@@ -624,18 +626,34 @@ class Session:
 
     # Work in the background ---------------------------------------------------------------------
 
-    def catch_up(self, *, idle: bool = True) -> bool:
-        """Do some work in the background; return whether there was any.
+    def catch_up(self) -> bool:
+        """Do some work of the background; return whether there was any."""
+        return self.keep_current() or self.refit()
 
-        The lock is held only while work is prepared and stored, so that answers need not wait.
+    def keep_current(self) -> bool:
+        """Do a piece of the work that follows an answer; return whether there was any.
+
+        All rows are scored again, the promise is made again, given labels are judged, and the next
+        rows are chosen. The lock is held only while work is prepared and stored, so that answers
+        need not wait.
+        """
+        return self._work(self._working, self._next_job)
+
+    def refit(self, *, idle: bool = True) -> bool:
+        """Fit a new model if labels have changed so much; return whether one was fitted.
+
+        This takes seconds, in which :meth:`keep_current` may be called from another thread.
 
         Args:
             idle: whether no answer comes at present, so that a new model may be fitted for few new
                 labels.
         """
-        with self._working:  # an export does the same work as the background
+        return self._work(self._fitting, lambda: self._fit() if self._fit_is_due(idle) else None)
+
+    def _work(self, turn: threading.Lock, prepare: Callable[[], Job | None]) -> bool:
+        with turn:  # an export does the same work as the background
             with self._lock:
-                job = self._next_job(idle)
+                job = prepare()
             if job is None:
                 return False
             store = job()
@@ -643,7 +661,7 @@ class Session:
                 store()
         return True
 
-    def _next_job(self, idle: bool) -> Job | None:
+    def _next_job(self) -> Job | None:
         model = self.model
         job = model.catch_up() or model.renew_promise()
         if job is not None:
@@ -651,8 +669,6 @@ class Session:
         if not model.is_cold and not model.many_labels and self._judged != model.generation:
             return lambda: self._judge
         self.reward.record(self.queue, len(self.history.answers))
-        if self._fit_is_due(idle):
-            return self._fit()
         if self._chosen_at != model.clock:
             return self._choose()
         return None
