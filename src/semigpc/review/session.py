@@ -416,14 +416,14 @@ class Session:
                 rows = [row for row in self._chosen if self._may_ask(row, seen)][:count]
             drawn = np.flatnonzero(is_open)
             drawn = drawn[np.argsort(self.order[drawn], kind="stable")]
-            rows += drawn[~np.isin(drawn, rows)][: count - len(rows)].tolist()
+            chosen = len(rows)
+            rows += drawn[~np.isin(drawn, rows)][: count - chosen].tolist()
             self.model.score(np.array(rows, np.int64))
             self.queue.weigh(rows)
             reply = self._reply(rows)
-            if mode == "audit":
-                for card in reply["cards"]:
-                    card["kind"] = "random"
-                    card["why"] = DRAWN
+            for card in reply["cards"][chosen:]:
+                card["kind"] = "random"
+                card["why"] = DRAWN
             reply["found"] = int(self._is_open().sum())
             reply["left"] = max(0, int(is_open.sum()) - len(rows))
             return reply
@@ -583,7 +583,7 @@ class Session:
         choice = self._chosen.get(row)
         if choice is not None:
             card["kind"] = choice.kind
-            card["why"] = choice.why
+            card["why"] = self._why(choice)
         if sides is not None:
             card["sides"] = [
                 {"label": side.label, "share": side.share, "reasons": self._reasons(side.reasons)}
@@ -593,6 +593,15 @@ class Session:
             values = model.embeddings([row])[0, :VALUES_SHOWN]
             card["values"] = [round(float(value), 4) for value in values]
         return card
+
+    def _why(self, choice: Choice) -> str:
+        """Return why a row is asked, in words that stay true while answers come."""
+        if choice.kind == "need":
+            return f"may be {choice.for_class}, which needs labels"
+        if choice.kind == "spread" and not self.history.answers:
+            first = next(iter(self._chosen)) == choice.row
+            return "a typical one to begin with" if first else choice.why
+        return choice.why
 
     def _reasons(self, reasons: Reasons) -> list[ReasonRecord]:
         return [
@@ -668,7 +677,8 @@ class Session:
             return job
         if not model.is_cold and not model.many_labels and self._judged != model.generation:
             return lambda: self._judge
-        self.reward.record(self.queue, len(self.history.answers))
+        single = sum(len(each.entry.changes) == 1 for each in self.history.done)
+        self.reward.record(self.queue, len(self.history.answers), single)
         if self._chosen_at != model.clock:
             return self._choose()
         return None
