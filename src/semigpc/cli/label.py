@@ -1,7 +1,6 @@
 """``semigpc label``: labels for a table of embeddings or a folder of images, from a few labels."""
 
 import json
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -10,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from semigpc.cli.failures import reported
+from semigpc.cli.live_page import say_use, use_commands
 from semigpc.cli.options import AsJson, TrustPseudo, option
 from semigpc.cli.progress import StageBar
 from semigpc.cli.tables import say, table, verbatim
@@ -199,16 +199,7 @@ def label(
         say(sentence)
     say(f"wrote {', '.join(written)} to {folder}")
     if engine != "ray":
-        say(use_sentence(folder, summary["rows_noun"]))
-
-
-def use_sentence(folder: Path, noun: str) -> str:
-    """Say which commands use a labelled folder on new images, or on new rows of a table."""
-    new = "NEW_TABLE" if noun == "rows" else "NEW_PHOTOS"
-    out = shlex.quote(str(folder))
-    return (
-        f"use it: semigpc predict {out} {new} --out new.csv; semigpc export {out} --out model.onnx"
-    )
+        say_use(use_commands(folder, of_images=summary["rows_noun"] != "rows"))
 
 
 def _sentences(summary: "LabelingSummary") -> list[str]:

@@ -73,9 +73,11 @@ def open_command(
     """
     if not all(importlib.util.find_spec(name) for name in SERVER):
         raise ImportError("The page needs an extra: pip install 'semigpc[review]'.")
-    from semigpc.labeling.label import LabelSettings
-    from semigpc.labeling.start import folder_for, start
-    from semigpc.models.encoder import EmbedConfig
+    with StageBar() as bar:
+        bar.show("starting", 0, None)  # the imports take seconds
+        from semigpc.labeling.label import LabelSettings
+        from semigpc.labeling.start import folder_for, start
+        from semigpc.models.encoder import EmbedConfig
 
     data = data.expanduser()
     tables = [path.expanduser() for path in labels or []]

@@ -112,6 +112,12 @@ def predict(
     else:
         write_predictions(noted(), out, found.id_name)
         say(f"wrote {out}: {_counted(statuses, found.noun)}", err=as_json)
+        if statuses["abstained"] and not statuses["pseudo"]:
+            say(
+                "No label is guaranteed at the precision of this folder. The column guess has a "
+                "class for every row, and grade the precision that is guaranteed for it.",
+                err=True,
+            )
     if as_json:
         typer.echo(json.dumps(shown, indent=2))
     elif out is None or statuses.total() <= ROWS_SHOWN:
@@ -193,7 +199,8 @@ def _by_labelling(
 ) -> Predicted:
     from semigpc.labeling.inference import checked_batches, is_rows, load_labeling
 
-    labelling = load_labeling(folder)
+    with Console(stderr=True).status(f"Fitting the model of {folder} to its labels"):
+        labelling = load_labeling(folder)
     if len(paths) == 1 and is_rows(paths[0]):
         source = labelling.open_table(paths[0])
         batches = checked_batches(source, skip_bad=skip_bad)

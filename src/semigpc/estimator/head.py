@@ -191,7 +191,7 @@ def _plain(step: Any) -> nn.Module:
     if isinstance(step, UnitRows):
         return _Unit()
     if isinstance(step, GaussianRanks):
-        return _Ranks(step.knots)
+        return _Ranks(step)
     weights = torch.from_numpy(step.weights)
     if isinstance(step, Steps):
         return _Steps(weights)
@@ -226,22 +226,28 @@ class _Unit(nn.Module):
 
 
 class _Ranks(nn.Module):
-    """Values of a standard normal by rank, from a table of all that occur."""
+    """Values of a standard normal by rank, linear between those of the quantiles."""
 
     knots: Tensor
     values: Tensor
+    starts: Tensor
 
-    def __init__(self, knots: Tensor) -> None:
+    def __init__(self, ranks: GaussianRanks) -> None:
         super().__init__()
-        self.register_buffer("knots", knots.clone())
-        shares = (torch.arange(2 * KNOTS + 1) + 1).float() / (2 * KNOTS + 2)
-        self.register_buffer("values", torch.special.ndtri(shares))
+        self.register_buffer("knots", ranks.knots.clone())
+        self.register_buffer("values", ranks.values.clone())
+        starts = torch.arange(len(ranks.knots)) * KNOTS  # of each column in the flat tables
+        self.register_buffer("starts", starts)
 
     def forward(self, x: Tensor) -> Tensor:
-        columns = x.unsqueeze(2)
-        below = (self.knots < columns).sum(dim=2)
-        until = (self.knots <= columns).sum(dim=2)
-        return self.values[below + until]
+        below = (self.knots < x.unsqueeze(2)).sum(dim=2)  # (M, D)
+        lower = self.starts + (below - 1).clamp_min(0)
+        upper = self.starts + below.clamp_max(KNOTS - 1)
+        knots = self.knots.flatten()
+        values = self.values.flatten()
+        width = knots[upper] - knots[lower]
+        part = ((x - knots[lower]) / torch.where(width > 0, width, 1.0)).clamp(0, 1)
+        return values[lower] + part * (values[upper] - values[lower])
 
 
 class _Weighted(nn.Module):
