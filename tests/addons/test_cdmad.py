@@ -12,7 +12,7 @@ from semigpc.addons import ADDONS, CDMAD, CDMADConfig
 from semigpc.algorithms import ALGORITHMS
 from semigpc.training import RunFolder, train
 from semigpc.training.inference import load_run
-from semigpc.training.loop import Stopped
+from semigpc.training.processes import Stopped
 from semigpc.training.run_folder import read_checkpoint
 from semigpc.training.state import EvaluationNetwork
 from semigpc.types import Clock, ModelOutput, Networks
@@ -37,7 +37,7 @@ AFTER = Clock(5, 10, 5)  # after the warm-up
 
 def with_cdmad(name: str, **options: Any) -> Any:
     """An algorithm with the add-on, which has seen nothing yet."""
-    algorithm: Any = make_algorithm(name, make_refiner("none")).double()  # type: ignore[attr-defined]
+    algorithm: Any = make_algorithm(name, make_refiner("none")).double()
     config = CDMADConfig(pixel=PIXEL, **options)
     algorithm.addon = CDMAD(config, replace(TASK, blank=BLANK)).double()
     return algorithm
@@ -45,10 +45,11 @@ def with_cdmad(name: str, **options: Any) -> Any:
 
 def experienced(networks: Networks) -> Networks:
     """The same networks, with running statistics that are not those of any batch."""
+    network: Any
     for network in networks:
-        norm = network.backbone[2]  # type: ignore[index,union-attr]
-        norm.running_mean.add_(torch.linspace(-1, 1, len(norm.running_mean)))  # type: ignore[union-attr]
-        norm.running_var.mul_(torch.linspace(0.5, 2, len(norm.running_var)))  # type: ignore[union-attr]
+        norm = network.backbone[2]
+        norm.running_mean.add_(torch.linspace(-1, 1, len(norm.running_mean)))
+        norm.running_var.mul_(torch.linspace(0.5, 2, len(norm.running_var)))
     return networks
 
 
@@ -110,11 +111,11 @@ def test_before_the_warm_up_nothing_changes(name: str) -> None:
 
 def test_a_network_that_prefers_no_class_is_left_as_it_is() -> None:
     networks = pair()
-    head = networks.student.classifier
+    student: Any = networks.student
     with torch.no_grad():  # equal logits for the image, whose features are 0
-        networks.student.backbone[1].bias.zero_()  # type: ignore[index,union-attr]
-        networks.student.backbone[2].momentum = 0.0  # type: ignore[index,union-attr]
-        head.bias.fill_(0.7)  # type: ignore[union-attr,operator]
+        student.backbone[1].bias.zero_()
+        student.backbone[2].momentum = 0.0
+        student.classifier.bias.fill_(0.7)
     algorithm = with_cdmad("fixmatch")
     algorithm.addon.blank = torch.zeros_like(BLANK)
     plain: Any = make_algorithm("fixmatch", make_refiner("none"))

@@ -92,7 +92,12 @@ def made(task: Task = TASK, **options: Any) -> SimPro:
 def test_labels_shares_and_losses_follow_the_equations(
     strength: float, every: float, steps: int
 ) -> None:
-    options = {"strength": strength, "threshold": 0.7, "share_momentum": 0.6, "every": every}
+    options: dict[str, Any] = {
+        "strength": strength,
+        "threshold": 0.7,
+        "share_momentum": 0.6,
+        "every": every,
+    }
     addon = made(labeled_weight=0.4, **options)
     slow = Slow(strength, 0.7, 0.6, steps)
     generator = torch.Generator().manual_seed(0)
@@ -126,7 +131,7 @@ def test_labels_shares_and_losses_follow_the_equations(
 
 
 def test_without_strength_and_weight_a_step_is_that_of_the_algorithm() -> None:
-    addon = made(strength=0.0, labeled_weight=1.0)
+    addon = made(strength=0.0)
     plain: Any = make_algorithm("fixmatch", make_refiner("none"), threshold=0.6)
     adjusted: Any = make_algorithm("fixmatch", make_refiner("none"), threshold=0.6)
     adjusted.addon = addon
@@ -165,8 +170,3 @@ def test_a_class_without_labels_is_noted_and_stays_possible() -> None:
     assert addon.all_shares.tolist() == pytest.approx([6 / 12, 1 / 12, 2 / 12, 3 / 12])
     (note,) = addon.take_notes()
     assert "[1] have no label" in note
-
-
-def test_by_default_each_image_weighs_alike() -> None:
-    addon = SimPro(SimProConfig(), Task(torch.tensor(COUNTS), 4, 8, n_unlabeled=64))
-    assert addon.labeled_weight == pytest.approx(8 * 16 / (4 * 64))

@@ -242,13 +242,7 @@ def assemble(
     n_classes = len(class_counts)
     heads: dict[str, HeadSpec] = experiment.algorithm.heads | experiment.addon.heads(n_classes)
     model = _network(experiment, n_classes, heads, cached_width)
-    width = model.n_features
-    if experiment.refiner.feature == "projection":
-        width = heads["projection"].width
-    with settings_of("refiner"):
-        refiner = REFINERS[experiment.refiner_name].build(
-            experiment.refiner, width, n_classes, device=fabric.device
-        )
+    refiner = _refiner(experiment, model, heads, fabric.device)
     task = Task(
         class_counts=torch.as_tensor(class_counts),
         labeled_batch=experiment.train.labeled_batch,
@@ -284,6 +278,18 @@ def _network(
             adapter = Adapter(cached_width, experiment.frozen.width)
             return Classifier(adapter, n_classes, heads)
         return build_model(experiment.model, n_classes, heads)
+
+
+def _refiner(
+    experiment: Experiment, model: Classifier, heads: dict[str, HeadSpec], device: torch.device
+) -> Refiner:
+    """Return the refiner of the network's features, or of its projections."""
+    width = model.n_features
+    if experiment.refiner.feature == "projection":
+        width = heads["projection"].width
+    build = REFINERS[experiment.refiner_name].build
+    with settings_of("refiner"):
+        return build(experiment.refiner, width, model.n_classes, device=device)
 
 
 def _networks(student: Any, average: Any, fabric: Fabric) -> Networks:
