@@ -1,7 +1,7 @@
 """What does SemiGPC add to the algorithms and add-ons of the field, on long-tailed problems in runs
 of seconds each?
 
-Runs what benchmarks/study.py defines, and counts: 23 methods on 12 problems. Figures at this scale
+Runs what benchmarks/study.py defines, and counts: 29 methods on 12 problems. Figures at this scale
 compare methods with each other under one short budget; they say nothing of published ones.
 """
 

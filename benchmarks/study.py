@@ -1,7 +1,7 @@
 """The study of benchmarks/field.py: its problems, its methods, the experiment of each run, and the
 file of their figures.
 
-23 methods on 12 problems: digits and MNIST from scratch, CIFAR-10 as features of a frozen network;
+29 methods on 12 problems: digits and MNIST from scratch, CIFAR-10 as features of a frozen network;
 long-tailed labels (setting A) or equally many of each class (B). Beside them: 16 pairs of fixed
 scales of the GP, and fine-tuning of a pre-trained network.
 """
@@ -153,7 +153,7 @@ METHODS: dict[str, Method] = {
         ),
         *(
             Method("fixmatch", addon, refiner)
-            for addon in ("cossl", "debiaspl", "saw")
+            for addon in ("cossl", "debiaspl", "saw", "cdmad", "simpro", "acr")
             for refiner in ("none", "gp")
         ),
         *(Method("fixmatch", "none", refiner) for refiner in GRID),

@@ -40,7 +40,15 @@ from semigpc.training.run_folder import (
     write_checkpoint,
 )
 from semigpc.training.run_log import Listener, RunLog
-from semigpc.training.state import DataCache, RunData, Trainer, assemble, build_fabric, products_in
+from semigpc.training.state import (
+    DataCache,
+    RunData,
+    Trainer,
+    assemble,
+    blank_input,
+    build_fabric,
+    products_in,
+)
 from semigpc.types import Batch, Clock, StepOutput
 
 # Of 16-mixed: the loss scale starts at 2^16 and is halved after every step that overflows.
@@ -323,6 +331,7 @@ class Run:
         began = time.perf_counter()
         current = self.current
         last = step == self.experiment.train.steps
+        current.trainer.show_blank()
         evaluation = evaluate_run(
             self.experiment, current.trainer, current.splits, current.loader, self.groups, last=last
         )
@@ -332,6 +341,7 @@ class Run:
         """Write everything at the end of a step into one file, in the first process."""
         current = self.current
         trainer = current.trainer
+        trainer.show_blank()
         state = {
             "step": step,
             "journal": self.log.state(),
@@ -405,6 +415,7 @@ class Run:
             n_unlabeled=len(splits.unlabeled),
             original_counts=splits.class_counts,
             cached_width=source.width if isinstance(source, CachedFeatures) else None,
+            blank=blank_input(self.experiment, self.fabric.device),
         )
         first, last = generation_steps(self.experiment, number)
         loader = EvaluationLoader(
