@@ -139,11 +139,10 @@ def label_dataset(
 ) -> "datasets.Dataset":
     """Label all rows of a Dataset of Hugging Face from a few labels; return it with more columns.
 
-    These are the columns of labels.csv but its reasons: ``label`` (None where none is given out),
-    ``guess``, ``confidence``, ``second``, ``second_confidence``, ``variance``, ``status`` and
-    ``grade``. They replace columns of these names. Classes are of the kind of the given labels. The
-    result can be given again: of its labels, those that people gave count. Images that are no files
-    on this disk are written to a temporary folder.
+    These are the columns of labels.csv but its reasons, as of :func:`label_images`; they replace
+    columns of these names. Classes are of the kind of the given labels. The result can be given
+    again: of its labels, those that people gave count. Images that are no files on this disk are
+    written to a temporary folder.
 
     Args:
         dataset: one split.
