@@ -19,7 +19,7 @@ VOCABULARY = {
     *OF_LABELS,
     *("grade", "reasons"),
     *("answer", "chosen"),  # of the page
-    *("kind", "why", "for_class", "like", "rank"),  # of suggest
+    *("kind", "why", "for_class", "rank"),  # of suggest
     *("stratum", "inclusion", "truth"),  # of audit
 }
 

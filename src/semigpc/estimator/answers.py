@@ -99,9 +99,10 @@ class Answers(NamedTuple):
             classes: (C,) ``classes_`` of the model.
         """
         status = np.array(STATUSES, dtype=object)[self.status]
-        guess = classes[self.codes].astype(object)
+        label = classes[self.codes].astype(object)
+        label[self.status != Status.PSEUDO] = None
         columns: dict[str, NDArray[Any]] = {
-            "label": np.where(self.status == Status.PSEUDO, guess, None),
+            "label": label,
             "guess": classes[self.codes],
             "confidence": self.confidence,
             "second": classes[self.second],
