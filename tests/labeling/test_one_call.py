@@ -94,7 +94,7 @@ def test_inputs_that_cannot_be_used(root: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no images below"):
         semigpc.label_images(tmp_path, {})
     with pytest.raises(DataError, match=r"labels must be a file.*list"):
-        semigpc.label_images(root / "photos", [1, 2])  # type: ignore[arg-type]
+        semigpc.label_images(root / "photos", [1, 2])
     with pytest.raises(DataError, match="not in"):
         semigpc.label_images(root / "photos", {"other.png": "one", "third.png": "two"})
 
@@ -147,7 +147,7 @@ def test_a_dataset_of_embeddings_gets_columns_of_its_own_kind(kind: str) -> None
     free = [row for row, name in enumerate(IDS) if name not in LABELS]
     if kind != "text":
         step = 10 if kind == "number" else 1
-        guesses = [names.index(guess) * step for guess in guesses]  # type: ignore[misc]
+        guesses = [names.index(guess) * step for guess in guesses]
     found = labelled["guess"][:]
     assert [found[row] for row in free] == [guesses[row] for row in free]
     given_out = np.array([label is not None for label in labelled["label"]])

@@ -10,11 +10,11 @@ from torch import nn
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
-def tiny_network(name: str, seed: int = 0, **settings: int) -> nn.Module:
+def tiny_network(name: str, seed: int = 0) -> nn.Module:
     """A timm model with its classifier and random weights, all of them other than a fresh one's."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model: nn.Module = timm.create_model(name, **settings)
+        model: nn.Module = timm.create_model(name)
         for value in model.state_dict().values():
             if value.is_floating_point():
                 value.add_(0.1 * torch.rand_like(value))

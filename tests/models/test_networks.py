@@ -82,6 +82,7 @@ def test_the_table_says_what_timm_builds(network: Network) -> None:
     numbers = sum(value.numel() for value in model.state_dict().values())
     assert numbers * 4 / 1e6 == pytest.approx(network.megabytes, abs=0.6)
     published = timm.get_pretrained_cfg(network.timm)
+    assert published is not None
     assert published.has_weights
     if network.timm != EMBEDDED_MODEL:  # whose rows hold its earlier stages too
         assert network.width == model.num_features

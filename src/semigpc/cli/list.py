@@ -17,7 +17,14 @@ from semigpc.cli.tables import say, table
 from semigpc.io.errors import SettingsError
 
 Kind = Literal[
-    *("algorithms", "addons", "refiners", "models", "networks", "weights", "datasets", "recipes"),
+    "algorithms",
+    "addons",
+    "refiners",
+    "models",
+    "networks",
+    "weights",
+    "datasets",
+    "recipes",
     "settings",
 ]
 

@@ -229,8 +229,9 @@ def hub_file(name: str) -> Path | None:
             found = try_to_load_from_cache(published.hf_hub_id, file, cache_dir=_hub_cache())
             if isinstance(found, str):
                 return Path(found)
-    file = Path(torch.hub.get_dir(), "checkpoints", (published.url or "").rpartition("/")[2])
-    return file if file.is_file() else None
+    url = published.url if isinstance(published.url, str) else ""
+    downloaded = Path(torch.hub.get_dir(), "checkpoints", url.rpartition("/")[2])
+    return downloaded if downloaded.is_file() else None
 
 
 def _hub_cache() -> Path:
