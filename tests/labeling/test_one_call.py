@@ -164,6 +164,15 @@ def test_a_labelled_dataset_can_be_given_again() -> None:
     assert trusted["status"][:].count("labelled") > 2 * len(LABELS)
 
 
+def test_labels_under_another_name_stay_as_they_were_given() -> None:
+    dataset = rows_dataset().rename_column("label", "species")
+    labelled = semigpc.label_dataset(dataset, label="species")
+    assert labelled["species"][:] == dataset["species"][:]
+    assert labelled["label"][:].count(None) < dataset["species"][:].count(None)
+    again = semigpc.label_dataset(labelled, label="species")
+    assert again["label"][:] == labelled["label"][:]
+
+
 def test_rows_that_were_selected_stay_in_their_order() -> None:
     dataset = rows_dataset()
     order = np.random.default_rng(0).permutation(len(dataset))

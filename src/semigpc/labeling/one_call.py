@@ -176,7 +176,7 @@ def label_dataset(
             follow_links=True,
         )
         table, _, _ = _labelled(settings)
-    return _with_columns(dataset, table, ids, given, label)
+    return _with_columns(dataset, table, ids, given)
 
 
 class _Classes:
@@ -285,7 +285,6 @@ def _with_columns(
     table: pyarrow.Table,
     ids: Sequence[str],
     given: _Classes,
-    label: str,
 ) -> "datasets.Dataset":
     """Return the Dataset with the columns of a table of labels, in its own order."""
     from datasets import Dataset, Features, Value, concatenate_datasets
@@ -300,5 +299,5 @@ def _with_columns(
         columns[name] = [given.value(text) for text in values] if is_class else values
         kinds[name] = given.feature if is_class else Value(str(table.schema.field(name).type))
     added = Dataset.from_dict(columns, features=kinds)
-    replaced = [name for name in dataset.column_names if name in (label, *columns)]
+    replaced = [name for name in dataset.column_names if name in columns]
     return concatenate_datasets([dataset.remove_columns(replaced), added], axis=1)
