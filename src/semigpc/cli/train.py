@@ -173,16 +173,18 @@ def describe_network(experiment: "Experiment") -> str:
     """Return one line: the network, what of it trains, at which size, and how to choose another."""
     name = experiment.model.name
     size = experiment.augment.image_size
+    source = experiment.model.pretrained
+    weights = "" if source == "embedded" else f" ({source})"
     if experiment.frozen is not None:
         return (
-            f"Network: {name}, pre-trained and frozen; an adapter trains on its cached features at "
-            f"{size} px. Options: --model NAME, such as small_cnn, trained from scratch; "
-            "--image-size for larger images."
+            f"Network: {name}, pre-trained{weights} and frozen; an adapter trains on its cached "
+            f"features at {size} px. Options: --model NAME, such as small_cnn, trained from "
+            "scratch; --image-size for larger images."
         )
     if experiment.model.pretrained:
         return (
-            f"Network: {name}, pre-trained, fine-tuned at {size} px. Options: --features cached "
-            "keeps it frozen and takes seconds; --model NAME selects another."
+            f"Network: {name}, pre-trained{weights}, fine-tuned at {size} px. Options: --features "
+            "cached keeps it frozen and takes seconds; --model NAME selects another."
         )
     return (
         f"Network: {name}, trained from scratch at {size} px. Option: --features cached for a "

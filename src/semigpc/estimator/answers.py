@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,6 +18,10 @@ from torch import Tensor
 
 from semigpc.gp.certainty import class_scales
 from semigpc.io.errors import DataError
+from semigpc.io.tables import data_frame
+
+if TYPE_CHECKING:
+    import pandas
 
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
@@ -92,6 +96,27 @@ class Answers(NamedTuple):
     weights: Floats
     scores: Floats
 
+    def frame(self, classes: NDArray[Any]) -> "pandas.DataFrame":
+        """Return a row for each of the M rows, with the columns of labels.csv but its reasons.
+
+        Args:
+            classes: (C,) ``classes_`` of the model.
+        """
+        status = np.array(STATUSES, dtype=object)[self.status]
+        label = classes[self.codes].astype(object)
+        label[self.status != Status.PSEUDO] = None
+        columns: dict[str, NDArray[Any]] = {
+            "label": label,
+            "guess": classes[self.codes],
+            "confidence": self.confidence,
+            "second": classes[self.second],
+            "second_confidence": self.second_confidence,
+        }
+        if self.variance is not None:
+            columns["variance"] = self.variance
+        grade = np.where(self.grade > 0, np.round(self.grade.astype(np.float64), 6), np.nan)
+        return data_frame(columns | {"status": status, "grade": grade})
+
 
 class Explanation(NamedTuple):
     """Why M rows get their class.
@@ -113,6 +138,26 @@ class Explanation(NamedTuple):
     differences: Floats
     rest: Floats
     scores: Floats
+
+    def frame(self, classes: NDArray[Any]) -> "pandas.DataFrame":
+        """Return a row for each reason: its labelled row, weight and difference.
+
+        ``row`` is the place in ``X``, ``guess`` the class explained, ``score`` its score, and
+        ``because_of`` the number of the labelled row.
+
+        Args:
+            classes: (C,) ``classes_`` of the model.
+        """
+        row, rank = np.nonzero(self.rows >= 0)
+        columns = {
+            "row": row,
+            "guess": classes[self.codes[row]],
+            "score": self.scores[row],
+            "because_of": self.rows[row, rank],
+            "weight": self.weights[row, rank],
+            "difference": self.differences[row, rank],
+        }
+        return data_frame(columns)
 
 
 class LeftOutLabels(NamedTuple):
@@ -136,6 +181,26 @@ class LeftOutLabels(NamedTuple):
     def confidence(self) -> Floats:
         """Return the probability (n,) of the class that was decided."""
         return self.proba[np.arange(len(self.decided)), self.decided]
+
+    def frame(self, classes: NDArray[Any]) -> "pandas.DataFrame":
+        """Return a row for each given label: what it is, and what the other labels say.
+
+        ``label`` was given, ``guess`` and its ``confidence`` are by the others, and
+        ``label_confidence`` is what they think of the given one. Rows of one ``group`` are copies.
+
+        Args:
+            classes: (C,) ``classes_`` of the model.
+        """
+        columns = {
+            "row": self.rows,
+            "label": classes[self.codes],
+            "guess": classes[self.decided],
+            "confidence": self.confidence,
+            "label_confidence": self.proba[np.arange(len(self.codes)), self.codes],
+            "variance": self.variance,
+            "group": self.groups,
+        }
+        return data_frame(columns)
 
 
 # From rows to points ----------------------------------------------------------------------------

@@ -70,7 +70,6 @@ from semigpc.report.labeling_summary import (
 SHARD_ROWS = 65_536  # labelled at a time at most ...
 SHARD_BYTES = 2**28  # ... and fewer if their embeddings take more memory than this
 EMBEDDINGS = "embeddings.parquet"  # of images, inside the folder of the labels
-NETWORK = ("model", "pretrained", "image_size", "precision")  # options that embeddings depend on
 # Parameters that fitting sets.
 LEARNED = ("length_scale", "noise_std", "logit_scale", "sharpness", "scaling", "self_training")
 LABELS_TO_AIM_AT = 10  # of a class, where no class got a new label
@@ -372,7 +371,7 @@ def _open_inputs(
 ) -> tuple[Inputs, Key]:
     """Open the data and the labels; return also the key, all that the labels depend on."""
     of_images = is_image_folder(settings.data, follow_links=settings.follow_links)
-    network = [getattr(settings.embed, name) for name in NETWORK] if of_images else None
+    network = settings.embed.facts if of_images else None
     key = labels_key(settings) | {"network": network}
     if not overwrite:
         outputs.OutFolder(settings.out, key).check(

@@ -337,6 +337,12 @@ class EmbedConfig:
             return self.pretrained
         return str(Path(self.pretrained).expanduser().resolve())
 
+    @property
+    def facts(self) -> list[str | int]:
+        """Return network, weights, image size and precision, also where the defaults decide."""
+        image_size = self.image_size or _own_size(self.model)[0]
+        return [self.model, self.source, image_size, self.precision]
+
     def encoder(self) -> Encoder:
         """Return the network, on a GPU if there is one.
 

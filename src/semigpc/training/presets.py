@@ -21,6 +21,8 @@ from semigpc.io.errors import DataError, SettingsError
 from semigpc.io.text import similar_names
 from semigpc.models import MODELS, ModelConfig
 from semigpc.models.backbones import VITS, has_embedded_weights, input_statistics
+from semigpc.models.encoder import AUTO, EmbedConfig
+from semigpc.models.networks import choose_network, network_named
 from semigpc.training import Experiment, FrozenConfig, TrainConfig
 from semigpc.training.comparison import Cell
 from semigpc.training.experiment import config_type, override_all
@@ -262,16 +264,15 @@ class OwnData:
         Raises:
             SettingsError: the weights of the pre-trained network are not installed.
         """
-        name, cached = self._network(options)
-        size = options.image_size
-        if size is None:
-            size = self._image_size(name, cached)
+        chosen = self._chosen(options)
+        name, cached = self._network(options, chosen)
+        own_size = self._image_size(name, cached) if chosen is None else chosen.image_size
+        size = options.image_size or own_size or TIMM_SIZE
         method = config_type("algorithm", algorithm)().preset("own_data")
         memory = config_type("refiner", refiner)().with_memory(buffer_size=2048, warmup_steps=100)
-        transformer = name in VITS or name.startswith(("vit", "deit"))
-        network = ModelConfig(name=name, image_size=size if transformer else None)
-        if name == EMBEDDED.name:
-            network = EMBEDDED
+        network = EMBEDDED
+        if name != EMBEDDED.name:
+            network = _model_config(name, size, None if chosen is None else chosen.source)
         tiny = min(self.largest_side, size) <= TINY_SIZE
         augment = AugmentConfig(image_size=size, style="pad" if tiny else "resize")
         if network.pretrained:
@@ -289,7 +290,7 @@ class OwnData:
                 labeled_batch=16,
                 unlabeled_ratio=3,
                 lr=2e-3 if name == "small_cnn" else 5e-4,
-                layer_decay=0.5 if transformer else 1.0,
+                layer_decay=0.5 if _is_transformer(name) else 1.0,
                 warmup_steps=20,
                 ema=0.99,
                 eval_steps=100,
@@ -303,14 +304,30 @@ class OwnData:
         frozen = network if network.pretrained else replace(network, pretrained="timm")
         return on_cached_features(experiment, frozen, size)
 
-    def _network(self, options: TrainOptions) -> tuple[str, bool]:
+    def _chosen(self, options: TrainOptions) -> EmbedConfig | None:
+        """Return the network of a short name, or the best one on this disk for photographs.
+
+        None stands for the default and for timm models, which start from random weights.
+        """
+        name = options.model
+        best = name == AUTO and self.largest_side > TINY_SIZE
+        if name is None or not (best or network_named(name)):
+            return None
+        config = choose_network(EmbedConfig(model=name)).config
+        return None if config.model == EMBEDDED.name else config
+
+    def _network(self, options: TrainOptions, chosen: EmbedConfig | None) -> tuple[str, bool]:
         """Return the network's name, and whether to train on its cached features."""
-        pretrained = self.largest_side > TINY_SIZE and options.model is None
+        if chosen is not None:
+            frozen = not torch.cuda.is_available() if options.cached is None else options.cached
+            return chosen.model, frozen
+        model = None if options.model == AUTO else options.model
+        pretrained = self.largest_side > TINY_SIZE and model is None
         cached = options.cached
         if cached is None:
             cached = pretrained and not torch.cuda.is_available()
         fine_tuned = pretrained and torch.cuda.is_available()
-        name = options.model or (EMBEDDED.name if cached or fine_tuned else "small_cnn")
+        name = model or (EMBEDDED.name if cached or fine_tuned else "small_cnn")
         if name == EMBEDDED.name and not has_embedded_weights():
             raise SettingsError(
                 f"the weights of {name}, the pre-trained network for photographs, are not "
@@ -326,6 +343,15 @@ class OwnData:
         if name in VITS:
             return VITS[name].image_size
         return min(self.largest_side, TINY_SIZE) if name in MODELS else TIMM_SIZE
+
+
+def _model_config(name: str, size: int, pretrained: str | None) -> ModelConfig:
+    image_size = size if _is_transformer(name) else None
+    return ModelConfig(name=name, image_size=image_size, pretrained=pretrained)
+
+
+def _is_transformer(name: str) -> bool:
+    return name in VITS or name.startswith(("vit", "deit"))
 
 
 def _list_own_data(
