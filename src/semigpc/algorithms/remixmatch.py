@@ -152,9 +152,8 @@ class ReMixMatch(Algorithm):
 
     def _mask(self, weak: ModelOutput, probs: Tensor) -> Tensor:
         """Return which labels (U, C), before sharpening, are used, (U,)."""
-        if not self.config.threshold:
-            return torch.ones(len(probs), dtype=torch.bool, device=probs.device)
-        return self.refiner.confidence(weak, probs) >= self.config.threshold
+        confidence = self.refiner.confidence(weak, probs)
+        return (confidence >= self.config.threshold) & (confidence > 0)
 
     def _rotation_loss(self, student: nn.Module, images: Tensor, turns: Tensor) -> Tensor:
         """Return the cross-entropy of the head that predicts the quarter turns (U,)."""
