@@ -41,6 +41,7 @@ FIXED: Mapping[str, Any] = {
     "noise_std": 0.1**0.5,
     "logit_scale": 6.43,
     "class_prior": "none",
+    "confidence": "max_softmax",
     "balanced": False,
 }
 # Fixed pairs of l^2 and lambda, beside which the self-tuned GP is put by --grid.

@@ -125,8 +125,20 @@ class SlowGP:
             return own
         self.answers += 1
         with torch.no_grad():
+            posterior = torch.softmax(self.answer(output), dim=1)
+        rows = []
+        for p, gp, logits in zip(own, posterior, output.logits.detach(), strict=True):
             b = config.blend
-            return (1 - b) * own + b * torch.softmax(self.answer(output), dim=1)
+            if config.confidence == "agreement" and int(gp.argmax()) not in self.classes(logits):
+                b = b / 2
+            rows.append((1 - b) * p + b * gp)
+        return torch.stack(rows)
+
+    def classes(self, logits: Tensor) -> tuple[int, int]:
+        """The network's class as it is, and less the log of the label shares."""
+        plain = logits.tolist()
+        freed = [z - math.log(1 + self.labels.count(c)) for c, z in enumerate(plain)]
+        return plain.index(max(plain)), freed.index(max(freed))
 
     def trust(self, output: ModelOutput, probs: Tensor) -> list[float]:
         config = self.config
@@ -136,17 +148,13 @@ class SlowGP:
         if config.confidence == "max_softmax":
             return by_label
         assert config.confidence == "agreement"
-        counts = [1 + self.labels.count(c) for c in range(CLASSES)]
         with torch.no_grad():
             posterior = torch.softmax(self.answer(output), dim=1)
         found = []
         rows = zip(posterior, output.logits.detach(), probs, strict=True)
         for row, logits, label in rows:
             c = int(label.argmax())
-            plain = logits.tolist()
-            freed = [z - math.log(n) for z, n in zip(plain, counts, strict=True)]
-            both = plain.index(max(plain)), freed.index(max(freed))
-            found.append(float(row[c]) if c in both else 0.0)
+            found.append(float(row[c]) if c in self.classes(logits) else 0.0)
         return found
 
     def take(self, moment: str, x: ModelOutput, batch: Batch) -> None:

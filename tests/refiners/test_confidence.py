@@ -192,3 +192,25 @@ def test_labels_are_counted_once_a_step_and_a_filled_ring_does_not_count(
     refiner.remember(points(2, generator)[0], torch.tensor([2, 2]))
     assert refiner.label_shares.counts.tolist() == [16, 8, 4]
     assert refiner.half().label_shares.counts.dtype == torch.int64
+
+
+@pytest.mark.parametrize("blend", [1.0, 0.4])
+def test_where_they_disagree_a_label_is_half_the_networks_also_in_a_loop_of_its_own(
+    blend: float, generator: torch.Generator
+) -> None:
+    refiner = agreeing(blend=blend)
+    features = points(60, generator)[0]
+    own = torch.softmax(2 * torch.randn(60, CLASSES, generator=generator).double(), dim=1)
+    output = said(features)._replace(logits=own.log())
+    found = refiner.probs(features, own=own)
+    assert torch.equal(found, refiner.refine("semantic", output, own))
+    posterior = torch.softmax(refiner.logits(output), dim=1)
+    counts = torch.tensor([17.0, 9.0, 3.0]).double()
+    weights = set()
+    for p, gp, row in zip(own, posterior, found, strict=True):
+        agree = int(gp.argmax()) in (int(p.argmax()), int((p / counts).argmax()))
+        weight = blend if agree else blend / 2
+        torch.testing.assert_close(row, (1 - weight) * p + weight * gp)
+        assert agree or blend < 1 or float(row.max()) <= 0.75
+        weights.add(weight)
+    assert len(weights) == 2

@@ -37,7 +37,7 @@ class ReMixMatchConfig(AlgorithmConfig):
         rotation_weight: of the rotation task; 0 leaves the task and its head out, as training on
             features of a frozen network requires.
         threshold: labels below this confidence are not used, mixed or not; 0 uses all of them, as
-            the paper does. The ``confidence`` of a GP refiner only acts through it.
+            the paper does, but those to which a refiner gives a confidence of 0.
         warmup: share of training over which the first two weights rise from 0.
         alignment_momentum: of the distribution alignment.
     """

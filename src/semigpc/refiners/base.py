@@ -119,7 +119,7 @@ class Refiner(nn.Module):
     def confidence(self, output: ModelOutput, probs: Tensor) -> Tensor:
         """Return the confidence (U,), in [0, 1], of finished pseudo-labels (U, C); no gradient.
 
-        A label with confidence 0 is not used, whatever the threshold.
+        A label with confidence 0 is not used by algorithms without a threshold either.
 
         Args:
             output: of the weak views, with the network's own logits, as ``refine`` received it.

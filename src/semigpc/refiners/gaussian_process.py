@@ -182,7 +182,10 @@ class GaussianProcessRefiner(Refiner):
 
     @torch.no_grad()
     def refine(self, site: Site, output: ModelOutput, probs: Tensor) -> Tensor:
-        """Return p_GP(x) in place of ``probs`` (U, C), at the configured site."""
+        """Return p_GP(x) in place of ``probs`` (U, C), at the configured site.
+
+        With confidence ``agreement``, (p_GP + p) / 2 where the network has another class.
+        """
         if self.config.role == "classifier" or site != self.config.site:
             return probs
         queries = self._queries(output)
@@ -191,16 +194,17 @@ class GaussianProcessRefiner(Refiner):
             return probs
         refined = torch.softmax(self._logits(queries), dim=1)
         self._latest = _Refined(output.features, refined)
-        return self.placement.mix(probs, refined)
+        return self._finished(probs, refined, output.logits)
 
     @torch.no_grad()
     def probs(self, features: Tensor, own: Tensor | None = None) -> Tensor:
         """Return p_GP = softmax(z), (M, C), for features (M, D), in a loop of your own.
 
         ``own`` (M, C) are the classifier's probabilities. They are returned during the warm-up, and
-        keep a share of 1 - blend afterwards. Without them the GP is used from its first entry on,
-        with 1/C for each class while there is none. ``role``, ``site``, ``feature`` and ``push``
-        have no effect here.
+        keep a share of 1 - blend afterwards. With confidence ``agreement`` the mean of that and
+        ``own`` is returned where the GP has another class, which keeps the label below the usual
+        thresholds. Without ``own`` the GP is used from its first entry on, with 1/C for each class
+        while there is none. ``role``, ``site``, ``feature`` and ``push`` have no effect here.
         """
         if own is not None and own.shape != (len(features), self.n_classes):
             raise ValueError(
@@ -212,7 +216,21 @@ class GaussianProcessRefiner(Refiner):
         if own is not None and not self.placement.warm:
             return own
         refined = torch.softmax(self._logits(queries), dim=1)
-        return refined if own is None else self.placement.mix(own, refined)
+        return refined if own is None else self._finished(own, refined, own.log())
+
+    def _finished(self, probs: Tensor, refined: Tensor, logits: Tensor) -> Tensor:
+        """Return what ``probs`` (U, C) become: ``refined``, blended, and half where they disagree.
+
+        Half and half, no class has more than 0.75.
+
+        Args:
+            logits: (U, C) of the network, whose class is compared.
+        """
+        mixed = self.placement.mix(probs, refined)
+        if self.label_shares is None:
+            return mixed
+        agree = self.label_shares.agree(logits, refined.argmax(dim=1))
+        return torch.where(agree.unsqueeze(1), mixed, (mixed + probs) / 2)
 
     @torch.no_grad()
     def belief(self, output: ModelOutput) -> Belief:
