@@ -8,8 +8,7 @@ from torch import Tensor
 
 from semigpc.gp import ExactGP, KernelHead
 from semigpc.gp.certainty import class_scales, expected_probability, explained_share
-from semigpc.pseudo_labels import one_hot
-from semigpc.refiners.agreement import LabelShares
+from semigpc.pseudo_labels import LabelShares, one_hot
 from semigpc.refiners.base import Device, GPFacts, LearnedScales, Moment, Placement, Refiner, Site
 from semigpc.refiners.buffers import build_buffer
 from semigpc.refiners.gp_config import GPConfig, Posterior, build_engine, choose_engine

@@ -222,7 +222,7 @@ class GPConfig(PlacementConfig):
         confidence: what the algorithm's threshold is compared with. With ``agreement`` it is the
             GP's own probability of the label's class, before any alignment or smoothing, where the
             network has that class too, as it is or freed of the label shares
-            (:class:`semigpc.refiners.agreement.LabelShares`), and 0 elsewhere; role ``classifier``
+            (:class:`semigpc.pseudo_labels.LabelShares`), and 0 elsewhere; role ``classifier``
             has no second opinion. Others ask the GP alone: the largest probability
             (``max_softmax``, as in the paper), the share of the prior variance that the buffer
             explains (``variance``), or the probability of the class expected over the posterior
