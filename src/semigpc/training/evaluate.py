@@ -13,7 +13,7 @@ from semigpc.addons import Survey
 from semigpc.data import EvaluationLoader, ImageSet, Splits
 from semigpc.io.errors import DivergedError
 from semigpc.refiners import GaussianProcessRefiner, Refiner
-from semigpc.refiners.gp_config import Confidence
+from semigpc.refiners.gp_config import Posterior
 from semigpc.training.calibration import (
     calibrated,
     from_halves,
@@ -311,7 +311,7 @@ def screening(
                 belief = gp.belief(output)
                 measured |= {
                     kind: belief.confidence(kind, belief.logits.argmax(dim=1))
-                    for kind in get_args(Confidence)
+                    for kind in get_args(Posterior)
                 }
             for name, values in measured.items():
                 scores.setdefault(name, []).append(values.double().cpu())
