@@ -30,10 +30,18 @@ from semigpc.io.threads import allowed, using
 from semigpc.models import OnFrozen
 from semigpc.models.encoder import frozen_backbone, weights_hash
 from semigpc.refiners import GaussianProcessRefiner
-from semigpc.training.evaluate import Predictions, judged_head, predict, refilled
+from semigpc.training.evaluate import (
+    Predictions,
+    judged_head,
+    or_label_head,
+    predict,
+    refilled,
+)
 from semigpc.training.experiment import Experiment, settings_of
+from semigpc.training.label_head import LabelHead
 from semigpc.training.metrics import Head, Part
 from semigpc.training.run_folder import (
+    HEADS,
     Choice,
     LogState,
     RunFolder,
@@ -41,9 +49,15 @@ from semigpc.training.run_folder import (
     Standing,
     standing,
 )
-from semigpc.training.state import DataCache, assemble, build_fabric, products_in
+from semigpc.training.state import (
+    DataCache,
+    assemble,
+    build_fabric,
+    products_in,
+    stored_label_head,
+)
 
-HeadChoice = Literal["auto", "linear", "gp"]
+HeadChoice = Literal["auto", "linear", "gp", "label"]
 
 
 @dataclass(frozen=True)
@@ -53,6 +67,7 @@ class LoadedRun:
     ``network`` is the one that was evaluated in training, in evaluation mode; ``gp`` is None if the
     run had none; ``head`` is the one that was chosen at ``step``, where the ``checkpoint`` was
     written; ``temperatures`` scale the confidence of each head, 1 where there is none.
+    ``label_head`` is on rows of its own; None if the run had none.
     """
 
     folder: RunFolder
@@ -66,6 +81,7 @@ class LoadedRun:
     device: torch.device
     checkpoint: Choice
     step: int
+    label_head: LabelHead | None = None
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -77,10 +93,24 @@ class LoadedRun:
         """Class ids of many, medium and few."""
         return self.split["class_groups"] or {}
 
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether the confidence of the judged head was calibrated."""
+        return self.head == "label" or bool(self.temperatures)
+
     def predict(
-        self, images: ImageSet, *, on_batch: Callable[[int], None] | None = None
+        self,
+        images: ImageSet,
+        *,
+        heads: Sequence[Head] = HEADS,
+        on_batch: Callable[[int], None] | None = None,
     ) -> Predictions:
-        """Return calibrated probabilities by each head; ``on_batch`` receives a batch's size."""
+        """Return calibrated probabilities by each head that the run has.
+
+        Args:
+            images: M of them. heads: those that are needed; others may be there too.
+            on_batch: called with the size of each batch.
+        """
 
         def batches(loader: EvaluationLoader) -> Iterator[EvaluationBatch]:
             for batch in loader.batches(images):
@@ -88,13 +118,21 @@ class LoadedRun:
                 if on_batch is not None:
                     on_batch(len(batch.labels))
 
+        if self.label_head is not None and tuple(heads) == ("label",):
+            probs = self.label_head.probs(images)
+            if on_batch is not None:
+                on_batch(len(images))
+            return Predictions({"label": probs}, images.labels)
         train = self.experiment.train
         with (
             self._loader(images) as loader,
             using(train.threads or allowed()),
             products_in(train.tf32),
         ):
-            return predict(self.network, self.gp, batches(loader)).calibrated(self.temperatures)
+            found = predict(self.network, self.gp, batches(loader)).calibrated(self.temperatures)
+        if self.label_head is not None and "label" in heads:
+            found.probs["label"] = self.label_head.probs(images)
+        return found
 
     def heads(self, choice: HeadChoice) -> tuple[Head, ...]:
         """Return the chosen head; for ``auto`` all that can predict, the judged one first."""
@@ -104,11 +142,16 @@ class LoadedRun:
             if self.gp is None:
                 why = "was trained without a GP"
             raise SettingsError(f"{self.folder.path} {why}, so it has no GP head. Use head=auto.")
+        if choice == "label" and self.label_head is None:
+            raise SettingsError(
+                f"{self.folder.path} has no label head: runs on cached features of your own images "
+                "have one (frozen.label_head). Use head=auto."
+            )
         if choice != "auto":
             return (choice,)
-        if not trained:
-            return ("linear",)
-        return ("gp", "linear") if self.head == "gp" else ("linear", "gp")
+        present = {"linear": True, "gp": trained, "label": self.label_head is not None}
+        known: list[Head] = [head for head in HEADS if present[head]]
+        return tuple(sorted(known, key=lambda head: head != self.head))
 
     def _loader(self, images: ImageSet) -> EvaluationLoader:
         train = self.experiment.train
@@ -189,7 +232,10 @@ def load_run(path: Path, choice: Choice | None = None) -> LoadedRun:
     if experiment.frozen is not None:
         network = OnFrozen(_same_backbone(folder, experiment, fabric.device), network)
     log: LogState = saved.state["journal"]
+    label_head = stored_label_head(experiment, saved)
     head = log.get("head") or judged_head(trainer.gp, addon_answers=trainer.addon.answers)
+    if log.get("head") is None and label_head is not None:
+        head = or_label_head(head, trainer.gp)
     step: int = saved.state["step"]
     if choice is None:
         _check_standing(folder, Standing(present, step, head), log)
@@ -205,6 +251,7 @@ def load_run(path: Path, choice: Choice | None = None) -> LoadedRun:
         device=trainer.fabric.device,
         checkpoint=present,
         step=step,
+        label_head=label_head,
     )
 
 
