@@ -3,26 +3,35 @@
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any, Literal, NamedTuple, TypedDict
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
 
 from semigpc.data import Augment
+from semigpc.export.files import (
+    SMALL_BATCHES,
+    TOLERANCE,
+    Exported,
+    ExportFacts,
+    Kind,
+    ModelFacts,
+    Progress,
+    check_free,
+    publish,
+)
+from semigpc.export.label_head import write_label_head
 from semigpc.export.network import FORMATS, Bare, ExportedNetwork, Predictor, bare
 from semigpc.gp import NoExpansionError
-from semigpc.io.atomic import replacing, write_json, writing
 from semigpc.io.errors import (
     DataError,
     DifferenceError,
     NotExportableError,
     RunError,
-    SettingsError,
 )
 from semigpc.io.graphs import IMAGES, ONNX_PACKAGES
 from semigpc.io.images import Pixels
@@ -33,83 +42,8 @@ from semigpc.training.inference import HeadChoice, LoadedRun, load_run
 from semigpc.training.metrics import Head
 from semigpc.training.run_folder import Choice
 
-Kind = Literal["onnx", "torch"]
-Progress = Callable[[str, int, int | None], None]
 CHECK_IMAGES = 1024  # on which a file is compared with its run
-TOLERANCE = 1e-4  # largest difference of a probability
-SMALL_BATCHES = (1, 7)  # images; sizes at which a traced network may go wrong
 LARGE_BATCH = 256  # images
-
-
-class InputFacts(TypedDict):
-    """The input of an exported file."""
-
-    name: str
-    shape: list[str | int]
-    dtype: str
-    values: str
-
-
-class OutputFacts(TypedDict):
-    """One output of an exported file: probabilities by a head, with its temperature."""
-
-    head: Head
-    temperature: float
-    shape: list[str | int]
-    dtype: str
-
-
-class CheckFacts(TypedDict):
-    """How far the file's probabilities are from those of the run, and on how many images."""
-
-    rows: int
-    test_images: int
-    random_images: int
-    largest_difference: float
-    of_each_output: dict[str, float]
-    tolerance: float
-
-
-class ModelFacts(TypedDict):
-    """What a user of an exported file must know; the file contains it, under METADATA.
-
-    ``preparation`` has the fields of :class:`semigpc.data.augment.Preparation`.
-    """
-
-    checkpoint: Choice
-    step: int
-    class_names: list[str]
-    preparation: dict[str, int | None]
-    input: InputFacts
-    normalised_inside_by: dict[str, list[float]]
-    outputs: dict[str, OutputFacts]
-    gp: dict[str, str | int] | None
-
-
-class ExportFacts(ModelFacts):
-    """The JSON file beside an exported one: the facts in it, and what its check showed."""
-
-    file: str
-    format: Kind
-    run: str
-    check: CheckFacts
-    notes: list[str]
-    versions: dict[str, str]
-
-
-class ExportedFile(NamedTuple):
-    """The file that was written, and the facts in the JSON file beside it."""
-
-    path: Path
-    facts: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Exported:
-    """The file that was written, and the ``facts`` in the JSON file beside it."""
-
-    path: Path
-    facts: ExportFacts
 
 
 def export_run(
@@ -135,7 +69,8 @@ def export_run(
         kind: of file.
         out: ``export/model.onnx`` or ``export/model.pt2`` in the run's folder if left out.
         head: to export; ``auto`` exports all heads of the run, and ``probabilities`` are those of
-            the head by which it is evaluated.
+            the head by which it is evaluated. A label head, on images of another size, is exported
+            alone, if it is that head.
         overwrite: replace an existing file.
         progress: called with the stage, what is done of it, and its size.
     """
@@ -146,44 +81,30 @@ def export_run(
     check_free(path, kind, overwrite=overwrite)
     report("Loading the run", 0, None)
     run = load_run(folder, checkpoint)
-    if run.gp is not None:
-        run.gp.cpu()
-    network = bare(run.network)
-    exported = _exported_network(run, network, run.heads(head))
+    heads = run.heads(head)
     facts: list[ExportFacts] = []
 
     def write(draft: Path) -> Mapping[str, Any]:
-        facts.append(_write_draft(run, network, exported, kind, draft, report))
+        write_run = write_label_head if heads[0] == "label" else _write_network
+        facts.append(write_run(run, heads, kind, draft, report))
         return facts[0]
 
     publish(path, write)
     return Exported(path, facts[0])
 
 
-def publish(path: Path, write: Callable[[Path], Mapping[str, Any]]) -> ExportedFile:
-    """Let ``write`` make a file and return its facts, then put both in place, the file last."""
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    with writing(path), TemporaryDirectory(prefix=f".{path.stem}-", dir=path.parent) as drafts:
-        draft = Path(drafts) / path.name
-        facts = write(draft)
-        write_json(_beside(draft), facts)
-        for file in sorted(Path(drafts).iterdir(), key=lambda file: file == draft):  # model last
-            with replacing(path.parent / file.name) as place:
-                file.replace(place)
-    return ExportedFile(path, facts)
-
-
-def _write_draft(
-    run: LoadedRun,
-    network: Bare,
-    exported: ExportedNetwork,
-    kind: Kind,
-    draft: Path,
-    report: Progress,
+def _write_network(
+    run: LoadedRun, heads: Sequence[Head], kind: Kind, draft: Path, report: Progress
 ) -> ExportFacts:
-    """Write a run as one file, compare it with the run, and return the facts about it."""
+    """Write what was trained as one file, compare it with the run, and return the facts about it.
+
+    A label head among ``heads`` is left out: it is on images of another size.
+    """
     form = FORMATS[kind]
+    if run.gp is not None:
+        run.gp.cpu()
+    network = bare(run.network)
+    exported = _exported_network(run, network, [head for head in heads if head != "label"])
     images = _check_images(run)
     facts = _model_facts(run, exported)
     report(f"Writing {draft.name}", 0, None)
@@ -218,22 +139,6 @@ def _write_draft(
     }
 
 
-def check_free(path: Path, kind: Kind, *, overwrite: bool) -> None:
-    """Raise if a file of this kind cannot be written there."""
-    suffix = FORMATS[kind].suffix
-    if path.suffix != suffix:
-        raise SettingsError(
-            f"the name of the file must end in {suffix} for kind={kind}; got {path.name!r}."
-        )
-    for file in (path, _beside(path)):
-        if file.is_dir():
-            raise SettingsError(f"{file} is a folder. Give the name of a file by out=...")
-        if file.exists() and not overwrite:
-            raise RunError(
-                f"{file} exists. Give another name by out=..., or replace it by overwrite=True."
-            )
-
-
 def _exported_network(run: LoadedRun, network: Bare, heads: Sequence[Head]) -> ExportedNetwork:
     """Return the network with the GP of a run, as one function from images to probabilities."""
     gp = run.gp
@@ -252,11 +157,6 @@ def _exported_network(run: LoadedRun, network: Bare, heads: Sequence[Head]) -> E
         outputs_of=heads,
         temperatures=run.temperatures,
     ).eval()
-
-
-def _beside(path: Path) -> Path:
-    """Return the path of the JSON file that describes the exported one."""
-    return path.with_name(f"{path.name}.json")
 
 
 # The check ----------------------------------------------------------------------------------------
