@@ -99,10 +99,9 @@ def train(
 
     For your own images of more than 32 pixels the network is
     EfficientNet-Lite0, pre-trained (extra 'embedded'). On a GPU it is
-    fine-tuned. On a CPU, or with --features cached, it is frozen: features
-    of all images are computed once, training takes seconds, and the model
-    of semigpc label is one more head, which predicts by default. --model
-    selects another network. Smaller images train a small CNN from scratch.
+    fine-tuned. On a CPU, or with --features cached, it is frozen, and the
+    model of semigpc label is one more head, which predicts by default.
+    --model selects another. Smaller images train a small CNN from scratch.
 
     With --devices several processes on this machine share each batch; the
     result depends on their number only by rounding. On several machines run
