@@ -119,10 +119,7 @@ class LoadedRun:
                     on_batch(len(batch.labels))
 
         if self.label_head is not None and tuple(heads) == ("label",):
-            probs = self.label_head.probs(images)
-            if on_batch is not None:
-                on_batch(len(images))
-            return Predictions({"label": probs}, images.labels)
+            return Predictions({"label": self._by_label(images, on_batch)}, images.labels)
         train = self.experiment.train
         with (
             self._loader(images) as loader,
@@ -133,6 +130,23 @@ class LoadedRun:
         if self.label_head is not None and "label" in heads:
             found.probs["label"] = self.label_head.probs(images)
         return found
+
+    def _by_label(
+        self, images: ImageSet, on_batch: Callable[[int], None] | None
+    ) -> NDArray[np.float64]:
+        """Return what the label head reports; ``on_batch`` receives how many more are embedded."""
+        assert self.label_head is not None
+        done = 0
+
+        def embedded(count: int, _: int) -> None:
+            nonlocal done
+            if on_batch is not None:
+                on_batch(count - done)
+            done = count
+
+        probs = self.label_head.probs(images, embedded)
+        embedded(len(images), len(images))  # those with an embedding are not counted before
+        return probs
 
     def heads(self, choice: HeadChoice) -> tuple[Head, ...]:
         """Return the chosen head; for ``auto`` all that can predict, the judged one first."""
