@@ -20,7 +20,7 @@ from semigpc.addons import ABC, ADDONS, CoSSLConfig
 from semigpc.algorithms import ALGORITHMS
 from semigpc.algorithms.comatch import CoMatch
 from semigpc.algorithms.remixmatch import ReMixMatch
-from semigpc.export.files import Kind
+from semigpc.export.network import Kind
 from semigpc.export.run import export_run
 from semigpc.gp import ExactGP
 from semigpc.gp.matrix_free import MatrixFreeGP

@@ -10,7 +10,7 @@ import onnxruntime
 import pytest
 
 from semigpc.data.folder import FolderConfig
-from semigpc.export.files import TOLERANCE
+from semigpc.export.network import TOLERANCE
 from semigpc.export.run import export_run
 from semigpc.io.images import square_of
 from semigpc.models import ModelConfig, encoder

@@ -19,15 +19,21 @@ from semigpc.estimator.head import (
     head_facts,
     rows_input,
 )
-from semigpc.export.embedded import (
+from semigpc.export.network import (
+    FORMATS,
     SAME_IMAGE,
+    TOLERANCE,
+    ExportedFile,
+    Floats,
+    Kind,
     LabelingNetwork,
+    Progress,
     as_input,
+    check_free,
     largest_difference,
     network_facts,
+    publish,
 )
-from semigpc.export.files import TOLERANCE, ExportedFile, Kind, Progress, check_free, publish
-from semigpc.export.network import FORMATS, Floats
 from semigpc.io.atomic import JsonObject
 from semigpc.io.errors import DataError
 from semigpc.io.graphs import ONNX_PACKAGES

@@ -6,43 +6,54 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from semigpc.data import Augment
-from semigpc.export.files import (
+from semigpc.export.network import (
+    FORMATS,
+    PROBABILITIES,
+    SAME_IMAGE,
     SMALL_BATCHES,
     TOLERANCE,
+    Bare,
+    CheckFacts,
     Exported,
+    ExportedNetwork,
     ExportFacts,
     Kind,
+    LabelingNetwork,
     ModelFacts,
+    Predictor,
     Progress,
+    as_input,
+    bare,
     check_free,
+    largest_difference,
+    network_facts,
     publish,
 )
-from semigpc.export.label_head import write_label_head
-from semigpc.export.network import FORMATS, Bare, ExportedNetwork, Predictor, bare
 from semigpc.gp import NoExpansionError
-from semigpc.io.errors import (
-    DataError,
-    DifferenceError,
-    NotExportableError,
-    RunError,
-)
+from semigpc.io.errors import DataError, DifferenceError, NotExportableError, RunError
 from semigpc.io.graphs import IMAGES, ONNX_PACKAGES
-from semigpc.io.images import Pixels
+from semigpc.io.images import DRAFT_FACTOR, Pixels, square_of
 from semigpc.io.versions import versions
+from semigpc.models.encoder import Encoder
 from semigpc.refiners import GaussianProcessRefiner
 from semigpc.training.evaluate import predict
 from semigpc.training.inference import HeadChoice, LoadedRun, load_run
+from semigpc.training.label_head import LabelHead
 from semigpc.training.metrics import Head
 from semigpc.training.run_folder import Choice
 
 CHECK_IMAGES = 1024  # on which a file is compared with its run
+# The same, of a label head: its network takes 10 to 30 ms for each on a CPU.
+PHOTOGRAPHS_CHECKED = 128
+Doubles = NDArray[np.float64]
 LARGE_BATCH = 256  # images
 
 
@@ -85,7 +96,7 @@ def export_run(
     facts: list[ExportFacts] = []
 
     def write(draft: Path) -> Mapping[str, Any]:
-        write_run = write_label_head if heads[0] == "label" else _write_network
+        write_run = _write_label_head if heads[0] == "label" else _write_network
         facts.append(write_run(run, heads, kind, draft, report))
         return facts[0]
 
@@ -254,6 +265,104 @@ def _check_differences(largest: dict[str, float]) -> None:
             "is allowed; it was removed. Try the other kind=..., or head=linear; if only the GP "
             "differs and its engine is matrix_free, train with refiner.engine.dtype=float64."
         )
+
+
+# The label head ----------------------------------------------------------------------------------
+
+
+def _write_label_head(
+    run: LoadedRun, heads: Sequence[Head], kind: Kind, draft: Path, report: Progress
+) -> ExportFacts:
+    """Write the label head as one file, compare it with the run, and return the facts about it.
+
+    Args:
+        heads: of which the first is the label head; the others are not written.
+        kind: of file. draft: where to. report: called with stage, what is done, and its size.
+    """
+    form = FORMATS[kind]
+    label_head = run.label_head
+    assert label_head is not None
+    encoder = label_head.config.encoder()
+    if encoder.weights != label_head.key.weights:
+        raise RunError(
+            f"the weights of {encoder.name} are not those that {run.folder.path} was trained with. "
+            f"Put these back ({label_head.config.source})."
+        )
+    classifier = label_head.classifier
+    classifier.tolerance = SAME_IMAGE
+    facts = network_facts(classifier, encoder, list(run.class_names))
+    outputs = {
+        name: {"head": heads[0], "temperature": 1.0, **about}
+        for name, about in facts["outputs"].items()
+    }
+    facts |= {"checkpoint": run.checkpoint, "step": run.step, "outputs": outputs}
+    rounded = label_head.key.precision == "float16"
+    network = LabelingNetwork(encoder.of_unit_range(), classifier, rounded=rounded).eval()
+    report(f"Writing {draft.name}", 0, None)
+    form.write(network, encoder.image_size, draft, json.dumps(facts))
+    check, note = _check_label_head(run, label_head, encoder, form.open(draft), report)
+    whole = {
+        **facts,
+        "file": draft.name,
+        "format": kind,
+        "run": str(run.folder.path),
+        "check": check,
+        "notes": [note] if note else [],
+        "versions": versions(*ONNX_PACKAGES),
+    }
+    return cast("ExportFacts", whole)
+
+
+def _check_label_head(
+    run: LoadedRun,
+    label_head: LabelHead,
+    encoder: Encoder,
+    predictor: Predictor,
+    report: Progress,
+) -> tuple[CheckFacts, str]:
+    """Compare the file with the run on test images, or on random ones; return what it showed.
+
+    The note says why there are no test images, where there are none.
+    """
+    note = ""
+    try:
+        pixels, expected = _of_test(run, label_head, encoder.image_size)
+        own = len(pixels)
+    except (RunError, DataError, OSError) as error:
+        note = f"Checked on random images alone: {' '.join(str(error).split())}."
+        pixels, expected = _of_noise(label_head, encoder)
+        own = 0
+    largest = largest_difference(predictor, as_input(pixels), expected, report)
+    check: CheckFacts = {
+        "rows": len(pixels),
+        "test_images": own,
+        "random_images": len(pixels) - own,
+        "largest_difference": largest,
+        "of_each_output": {PROBABILITIES: largest},
+        "tolerance": TOLERANCE,
+    }
+    return check, note
+
+
+def _of_test(run: LoadedRun, label_head: LabelHead, size: int) -> tuple[Pixels, Doubles]:
+    """Return test images at even distances, and the probabilities that predict returns."""
+    if not run.has("test"):
+        raise RunError("the run had no test images")
+    _, images = replace(run, gp=None).part("test")  # a GP would be filled again
+    own = min(PHOTOGRAPHS_CHECKED, len(images))
+    chosen = images.subset(np.arange(own) * len(images) // own)
+    squares = [
+        square_of(chosen.read(i, at_least=DRAFT_FACTOR * size), size) for i in range(len(chosen))
+    ]
+    return np.array(squares), label_head.probs(chosen)
+
+
+def _of_noise(label_head: LabelHead, encoder: Encoder) -> tuple[Pixels, Doubles]:
+    """Return random images and their probabilities."""
+    shape = (PHOTOGRAPHS_CHECKED, encoder.image_size, encoder.image_size, 3)
+    pixels = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    parts = [encoder(torch.from_numpy(part)).half().float() for part in np.array_split(pixels, 8)]
+    return pixels, label_head.of_rows(torch.cat(parts))
 
 
 # The description ----------------------------------------------------------------------------------

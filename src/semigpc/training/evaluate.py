@@ -101,14 +101,22 @@ def evaluate_run(
     if label_probs is not None:
         raw = predictions.get("validation")
         judged = or_label_head(judged, gp, raw and raw.calibrated(temperatures))
-    results: list[Figures] = []
-    for part, heads in measured.items():
-        for head, figures in heads.items():
-            about: Figures = {"part": part, "head": head, "judged": head == judged}
-            results.append({**about, "temperature": temperatures.get(head, 1.0), **figures})
+    results = list(_results(measured, judged, temperatures))
     return Evaluation(
         results, judged, temperatures, screening(experiment, splits, loader, network, gp)
     )
+
+
+def _results(
+    measured: Mapping[Part, Mapping[Head, Figures]],
+    judged: Head,
+    temperatures: Mapping[Head, float],
+) -> Iterator[Figures]:
+    """Yield the figures of each part and head, with what they are of."""
+    for part, heads in measured.items():
+        for head, figures in heads.items():
+            about: Figures = {"part": part, "head": head, "judged": head == judged}
+            yield {**about, "temperature": temperatures.get(head, 1.0), **figures}
 
 
 def evaluate(predictions: Predictions, groups: Groups) -> dict[Head, Figures]:
@@ -166,6 +174,12 @@ def or_label_head(
         return "label"
     difference, error = lead(validation, trained, "label")
     return trained if difference > LEAST_LEAD * error else "label"
+
+
+def unevaluated_head(trainer: Trainer, *, has_label: bool) -> Head:
+    """Return the head that a run without an evaluation so far stands for."""
+    head = judged_head(trainer.gp, addon_answers=trainer.addon.answers)
+    return or_label_head(head, trainer.gp) if has_label else head
 
 
 def lead(predictions: Predictions, head: Head, other: Head) -> tuple[float, float]:

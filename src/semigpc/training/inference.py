@@ -7,6 +7,7 @@ from typing import Literal
 
 import numpy as np
 import torch
+from lightning_fabric import Fabric
 from numpy.typing import NDArray
 from torch import nn
 
@@ -32,16 +33,16 @@ from semigpc.models.encoder import frozen_backbone, weights_hash
 from semigpc.refiners import GaussianProcessRefiner
 from semigpc.training.evaluate import (
     Predictions,
-    judged_head,
-    or_label_head,
     predict,
     refilled,
+    unevaluated_head,
 )
 from semigpc.training.experiment import Experiment, settings_of
 from semigpc.training.label_head import LabelHead
 from semigpc.training.metrics import Head, Part
 from semigpc.training.run_folder import (
     HEADS,
+    Checkpoint,
     Choice,
     LogState,
     RunFolder,
@@ -51,6 +52,7 @@ from semigpc.training.run_folder import (
 )
 from semigpc.training.state import (
     DataCache,
+    Trainer,
     assemble,
     build_fabric,
     products_in,
@@ -227,29 +229,13 @@ def load_run(path: Path, choice: Choice | None = None) -> LoadedRun:
     present = _present(folder, choice)
     saved = folder.checkpoint(present, experiment, split)
     fabric = build_fabric(experiment)
-    width = None
-    if experiment.frozen is not None:
-        width = saved.part("model")["backbone.hidden.weight"].shape[1]
-    # Every weight comes from the checkpoint.
-    untrained = replace(experiment, model=replace(experiment.model, pretrained=None))
-    with torch.random.fork_rng():
-        trainer = assemble(
-            untrained,
-            np.array(saved.state["labeled_counts"]),
-            fabric,
-            n_unlabeled=split["unlabeled"],
-            original_counts=np.array(split["labeled_counts"]),
-            cached_width=width,
-        )
-    trainer.restore_networks(saved)
+    trainer = _restored_trainer(experiment, split, fabric, saved)
     network = trainer.evaluated
     if experiment.frozen is not None:
         network = OnFrozen(_same_backbone(folder, experiment, fabric.device), network)
     log: LogState = saved.state["journal"]
     label_head = stored_label_head(experiment, saved)
-    head = log.get("head") or judged_head(trainer.gp, addon_answers=trainer.addon.answers)
-    if log.get("head") is None and label_head is not None:
-        head = or_label_head(head, trainer.gp)
+    head = log.get("head") or unevaluated_head(trainer, has_label=label_head is not None)
     step: int = saved.state["step"]
     if choice is None:
         _check_standing(folder, Standing(present, step, head), log)
@@ -267,6 +253,27 @@ def load_run(path: Path, choice: Choice | None = None) -> LoadedRun:
         step=step,
         label_head=label_head,
     )
+
+
+def _restored_trainer(
+    experiment: Experiment, split: SplitFacts, fabric: Fabric, saved: Checkpoint
+) -> Trainer:
+    """Return the networks and the algorithm of a checkpoint, from which every weight comes."""
+    width = None
+    if experiment.frozen is not None:
+        width = saved.part("model")["backbone.hidden.weight"].shape[1]
+    untrained = replace(experiment, model=replace(experiment.model, pretrained=None))
+    with torch.random.fork_rng():
+        trainer = assemble(
+            untrained,
+            np.array(saved.state["labeled_counts"]),
+            fabric,
+            n_unlabeled=split["unlabeled"],
+            original_counts=np.array(split["labeled_counts"]),
+            cached_width=width,
+        )
+    trainer.restore_networks(saved)
+    return trainer
 
 
 def _present(folder: RunFolder, choice: Choice | None) -> Choice:

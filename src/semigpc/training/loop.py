@@ -33,14 +33,14 @@ from semigpc.data import (
 from semigpc.data.dataset import Integers
 from semigpc.data.feature_views import join
 from semigpc.data.loaders import InOrder, check_unlabeled, normalised, worker_count
+from semigpc.io.atomic import JsonObject
 from semigpc.io.errors import CheckpointError, DivergedError
 from semigpc.io.threads import allowed, using
 from semigpc.training.evaluate import (
     evaluate_run,
     fill_rings,
-    judged_head,
-    or_label_head,
     survey,
+    unevaluated_head,
 )
 from semigpc.training.experiment import Experiment, TrainConfig
 from semigpc.training.label_head import LabelHead, fit_label_head
@@ -389,7 +389,7 @@ class Run:
         """Write everything at the end of a step into one file, in the first process."""
         current = self.current
         trainer = current.trainer
-        state: dict[str, Any] = {
+        state: JsonObject = {
             "step": step,
             "journal": self.log.state(),
             "precision": trainer.precision_state(),
@@ -410,9 +410,7 @@ class Run:
     def _finish(self, step: int, status: Literal["finished", "stopped"]) -> RunSummary:
         trainer = self.current.trainer
         # Where nothing was evaluated, as for a run that is loaded.
-        head = self.log.head or judged_head(trainer.gp, addon_answers=trainer.addon.answers)
-        if self.log.head is None and self.label_head is not None:
-            head = or_label_head(head, trainer.gp)
+        head = self.log.head or unevaluated_head(trainer, has_label=self.label_head is not None)
         facts: RunSummary = {
             "status": status,
             "label": self.experiment.label,

@@ -165,7 +165,11 @@ RECIPES: dict[str, Callable[..., Experiment]] = {
 
 
 def on_cached_features(
-    experiment: Experiment, model: ModelConfig = EMBEDDED, image_size: int = FROZEN_SIZE
+    experiment: Experiment,
+    model: ModelConfig = EMBEDDED,
+    image_size: int = FROZEN_SIZE,
+    *,
+    label_head: bool = False,
 ) -> Experiment:
     """Return the experiment with an adapter on cached features of a frozen network.
 
@@ -173,7 +177,7 @@ def on_cached_features(
 
     Args:
         experiment: data, algorithm and refiner. model: the frozen network. image_size: of the
-            images it sees.
+            images it sees. label_head: see :class:`FrozenConfig`.
     """
     algorithm = experiment.algorithm.preset("short").preset("frozen")
     mean, std = input_statistics(model.name)
@@ -185,7 +189,7 @@ def on_cached_features(
         model=model,
         algorithm=algorithm,
         refiner=experiment.refiner.for_short_run(buffer_size=512, warmup_steps=50),
-        frozen=FrozenConfig(),
+        frozen=FrozenConfig(label_head=label_head),
         train=TrainConfig(
             steps=600,
             epoch_steps=50,
@@ -313,8 +317,7 @@ class OwnData:
         if not cached:
             return experiment
         frozen = network if network.pretrained else replace(network, pretrained="timm")
-        on_features = on_cached_features(experiment, frozen, size)
-        return replace(on_features, frozen=FrozenConfig(label_head=self.label_head))
+        return on_cached_features(experiment, frozen, size, label_head=self.label_head)
 
     def _network(self, options: TrainOptions) -> tuple[str, bool]:
         """Return the network's name, and whether to train on its cached features."""
