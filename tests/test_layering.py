@@ -25,7 +25,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "algorithms": {"addons", "refiners", "losses", "pseudo_labels"},
     "models": {"losses", "pseudo_labels"},
     "data": set(),
-    "training": {"gp", "addons", "algorithms", "refiners", "models", "data"},
+    "training": {"gp", "addons", "algorithms", "refiners", "models", "data", "estimator"},
     "report": {"gp", "training"},
     "estimator": {"gp"},
     "labeling": {"gp", "estimator", "models", "data", "report"},

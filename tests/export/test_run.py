@@ -14,7 +14,8 @@ import torch
 from semigpc.addons import ADDONS
 from semigpc.data import Augment
 from semigpc.export import run as export_module
-from semigpc.export.run import CHECK_IMAGES, TOLERANCE, Exported, export_run
+from semigpc.export.network import TOLERANCE, Exported
+from semigpc.export.run import CHECK_IMAGES, export_run
 from semigpc.gp import ExactGP, Expansion, NoExpansionError
 from semigpc.io.errors import DifferenceError, NotExportableError, RunError, SettingsError
 from semigpc.training import FrozenConfig, train

@@ -152,8 +152,8 @@ Checkpoint = Annotated[
     ),
 ]
 Head = Annotated[
-    Literal["auto", "linear", "gp"],
-    typer.Option("--head", help="Linear classifier or GP; auto: the one the run chose."),
+    Literal["auto", "linear", "gp", "label"],
+    typer.Option("--head", help="Head (docs/train.md); auto: the one the run chose."),
 ]
 
 

@@ -160,7 +160,7 @@ def _by_run(folder: Path, images: "ImageSet", checkpoint: Checkpoint, head: Head
 
     register_data_sets()
     run = load_run(folder, checkpoint)
-    if not run.temperatures:
+    if not run.is_calibrated:
         needed = "Calibration needs a finished run with validation images or two labels of a class."
         say(f"Note: {UNCALIBRATED} {needed}", err=True)
     return Predicted(FILE_NAME, [_run_table(run, images, run.heads(head)[0])], "images")
@@ -173,7 +173,8 @@ def _run_table(run: "LoadedRun", images: "ImageSet", head: "HeadName") -> "pyarr
     from semigpc.labeling.outputs import schema_of
 
     with StageBar() as bar:
-        probs = run.predict(images, on_batch=bar.counter("Images", len(images))).probs[head]
+        counter = bar.counter("Images", len(images))
+        probs = run.predict(images, heads=[head], on_batch=counter).probs[head]
     names = [as_utf8(name) for name in run.class_names]
     rows = []
     for name, row in zip(images.names, probs, strict=True):

@@ -534,7 +534,7 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             tolerance: see :class:`ClassifierHead`.
         """
         check_is_fitted(self)
-        return ClassifierHead(
+        return ClassifierHead.of(
             scaling=self._scaling,
             centre=self._centre if centre is None else centre,
             memory=self._memory,

@@ -32,6 +32,7 @@ from semigpc.models import Adapter, Classifier, build_model
 from semigpc.models.encoder import Encoder
 from semigpc.refiners import REFINERS, GaussianProcessRefiner, Refiner
 from semigpc.training.experiment import Experiment, name_of, settings_of
+from semigpc.training.label_head import LabelHead
 from semigpc.training.optim import average_of, build_optimizer, optimizer_tensors, restore_optimizer
 from semigpc.training.processes import prepare_to_share, shared_networks
 from semigpc.training.run_folder import Checkpoint
@@ -154,6 +155,19 @@ def _fitting() -> Iterator[None]:
             f"{type(error).__name__}: {error}. Put the run folder back as it was, or train again "
             "in another one."
         ) from error
+
+
+def stored_label_head(experiment: Experiment, checkpoint: Checkpoint) -> LabelHead | None:
+    """Return the label head of a checkpoint; None if the run has none.
+
+    Raises:
+        CheckpointError: a part of it is missing or does not fit.
+    """
+    facts = checkpoint.state.get("label_head")
+    if not experiment.has_label_head or facts is None:
+        return None
+    with _fitting():
+        return LabelHead.restored(checkpoint.part("label_head"), facts)
 
 
 LogitsOf = Callable[[ModelOutput], Tensor]
