@@ -22,7 +22,8 @@ of the labels, n_c, weighs more.
 
 Between these rows come others: the next row of a random order, on which the guarantee rests, though
 not among the first answers, which teach most; rows that may be of a class that gets no label;
-labels that the others contradict, and copies with different labels. How the choice was made is in docs/results.md.
+labels that the others contradict, and copies with different labels. How the choice was made is in
+docs/results.md.
 """
 
 from collections.abc import Callable, Sequence
