@@ -42,7 +42,7 @@ Mask = NDArray[np.bool_]
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-RANDOM_FROM = 40  # answers, after which ... (docs/results.md)
+RANDOM_FROM = 40  # labels, given ones among them, from which on ... (docs/results.md)
 RANDOM_EVERY = 2  # ... one card of so many is the next row of the random order
 CHECK_EVERY = 4  # of the others, one is a label to check, while there are such
 NEED_EVERY = 4  # of the others, one is for a class that gets no new label, while there are such
@@ -131,7 +131,7 @@ def choose(
 ) -> list[Choice]:
     """Return the rows to ask next, in this order; fewer than ``count`` if no more are open.
 
-    Equal input gives equal choices. After RANDOM_FROM answers, every ``random_every``-th card,
+    Equal input gives equal choices. From RANDOM_FROM labels on, every ``random_every``-th card,
     counted over all answers, is the next row of the random order.
 
     Cost for P <= 1000 rows to choose among and l labels: O(P l^2 + P^2 (l + D)) for their
@@ -142,18 +142,19 @@ def choose(
         pool: the rows. count: choices wanted.
         seed: of the rows to choose among, where there are more of them.
         random_every: cards of which one is drawn at random; 0 for none.
-        random_from: answers before which none is.
+        random_from: labels before which none is.
     """
     is_open = pool.is_open.copy()
     drawn = np.flatnonzero(is_open)[np.argsort(pool.order[is_open], kind="stable")].tolist()
     checks = _checks(pool)
     lessons = _Lessons(pool, count, seed)
+    labels = int((pool.known >= 0).sum())
     chosen: list[Choice] = []
     while len(chosen) < count:
         turn = pool.answered + len(chosen) + 1
-        late = max(0, turn - random_from)
-        is_random = random_every > 0 and late > 0 and late % random_every == 0
-        other = turn - late // random_every if random_every else turn  # turns that are not random
+        draws = random_every > 0 and labels + len(chosen) >= random_from
+        is_random = draws and turn % random_every == 0
+        other = turn - turn // random_every if draws else turn  # turns that are not random
         choice = None
         if is_random:
             row = next((row for row in drawn if is_open[row]), None)
