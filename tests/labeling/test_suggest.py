@@ -79,7 +79,7 @@ def test_without_any_label_the_first_rows_are_suggested_all_the_same(tmp_path: P
     found = suggest(project, 9)
     assert {each.guess for each in found} == {""}
     assert {each.row // 20 for each in found} == {0, 1, 2}
-    assert {each.kind for each in found} == {"spread", "random"}
+    assert {each.kind for each in found} == {"spread"}
 
 
 def test_a_wrong_label_of_the_tables_is_suggested_again_until_it_is_answered(
