@@ -24,7 +24,10 @@ from PIL import Image
 IMAGES = Path(__file__).parent / "images"
 WIDTH = 1280
 HEIGHT = 800
-COLOURS = 128  # of a picture: enough for a photograph, and less than 150 kB
+SAVED = (1024, 640)  # pixels
+COLOURS = (256, 192, 128, 96, 64)  # of a picture, fewer until it is small enough
+MOST_BYTES = 150_000
+SETTLED = 25  # seconds: an idle page fits a last model, which takes some
 
 
 def link_images(photos: Path, folder: Path) -> dict[str, str]:
@@ -68,14 +71,28 @@ def answer(page: Any, truth: dict[str, str]) -> None:
     )
 
 
+def settle(page: Any) -> None:
+    """Wait until the counts have stayed as they are for SETTLED seconds: the last model is there."""
+    page.locator("#reward:not(.cold):not(.fitting)").wait_for()
+    before = ""
+    while before != (now := page.locator("#grades").inner_text()):
+        before = now
+        page.wait_for_timeout(1000 * SETTLED)
+
+
 def take(page: Any, path: Path) -> None:
     """Save what the page shows, with few colours so that the file is small."""
     page.wait_for_function(
         "() => [...document.querySelectorAll('#work img')].every((i) => i.complete)"
     )
     page.screenshot(path=path)
-    with Image.open(path) as image:
-        image.convert("RGB").quantize(COLOURS).save(path, optimize=True)
+    with Image.open(path) as shot:
+        image = shot.convert("RGB").resize(SAVED, Image.Resampling.LANCZOS)
+    for colours in COLOURS:  # an octree keeps the few pixels of a rare colour
+        few = image.quantize(colours, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
+        few.save(path, optimize=True)
+        if path.stat().st_size <= MOST_BYTES:
+            break
     print(f"wrote {path}: {path.stat().st_size / 1000:.0f} kB")
 
 
@@ -94,7 +111,7 @@ def sit(address: str, truth: dict[str, str], answers: int, wait: float) -> None:
         for _ in range(answers):
             answer(page, truth)
             page.wait_for_timeout(1000 * wait)
-        page.locator("#reward:not(.cold):not(.fitting)").wait_for()
+        settle(page)
         take(page, IMAGES / "open_work.png")
         grades = page.locator("#grades").inner_text().split()
         print(f"the header: {' '.join(grades)}; {page.locator('#outlook').inner_text()}")

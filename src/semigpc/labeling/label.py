@@ -59,7 +59,6 @@ from semigpc.labeling.scan import (
 )
 from semigpc.labeling.source import TableSource, open_source
 from semigpc.models.encoder import EmbedConfig, embed_folder
-from semigpc.report.labeling_page import NO_IMAGES, report_images, write_labeling_report
 from semigpc.report.labeling_summary import (
     CopyGroup,
     GradeFacts,
@@ -478,6 +477,9 @@ def _write_page(
     settings: LabelSettings,
 ) -> None:
     """Write report.html, with thumbnails if the rows are images."""
+    # Its charts are those of trained runs, and importing training takes as long as torch does.
+    from semigpc.report.labeling_page import NO_IMAGES, report_images, write_labeling_report
+
     images = NO_IMAGES
     if inputs.images:
         id_of = dict(zip(gathered.labelled.tolist(), gathered.ids, strict=True))
