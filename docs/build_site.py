@@ -96,8 +96,8 @@ def build(site: Path) -> str:
             text=True,
         )
         if done.returncode:
-            cause = "Traceback" if "issues found" in done.stdout + done.stderr else "\0"
-            return ANSI.sub("", done.stdout + done.stderr).partition(cause)[0]
+            report = ANSI.sub("", done.stdout + done.stderr)
+            return report.partition("Traceback")[0] if "issues found" in report else report
         for path in (work / "site").rglob("*.html"):
             path.write_text(ROLE.sub("", path.read_text()))
         shutil.rmtree(site, ignore_errors=True)
