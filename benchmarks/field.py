@@ -1,7 +1,7 @@
 """What does SemiGPC add to the algorithms and add-ons of the field, on long-tailed problems in runs
 of seconds each?
 
-Runs what benchmarks/study.py defines, and counts: 23 methods on 12 problems. Figures at this scale
+Runs what benchmarks/study.py defines, and counts: 29 methods on 21 problems. Figures at this scale
 compare methods with each other under one short budget; they say nothing of published ones.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import mean
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 from rich.console import Console
@@ -36,6 +36,7 @@ from benchmarks.study import (
     TITLES,
     TUNING,
     Record,
+    Setting,
     Study,
     StudyProblem,
     run_missing,
@@ -46,6 +47,7 @@ from semigpc.io.text import unknown_name
 from semigpc.training.metrics import CLASS_GROUPS
 
 POINT = 0.01  # of balanced accuracy
+EVERY = "".join(get_args(Setting))  # all settings together, as a key of the summary
 Names = list[str] | None
 Score = Callable[[Record], float]
 
@@ -158,7 +160,7 @@ def _mean(values: Iterable[float]) -> float | None:
 def _by_setting(pairs: Gains) -> Record:
     return {
         key: sign_test([gain for problem, gain in pairs if problem.setting in key])
-        for key in ("A", "B", "AB")
+        for key in (*get_args(Setting), EVERY)
     }
 
 
@@ -266,19 +268,19 @@ def method_rows(records: Sequence[Record], summary: Mapping[str, Any]) -> Rows:
     """Return one row per method, by mean rank: means over problems and seeds, by the chosen head
     and by the linear one.
     """
+    settings = get_args(Setting)
     rows = [
         [
             "",
             "rank",
-            "A",
-            "B",
+            *settings,
             "few",
             "rank, linear",
-            "A",
-            "B",
+            *settings,
             "few",
             "accepted",
             "right",
+            "foreign",
             "calibration",
         ]
     ]
@@ -291,7 +293,7 @@ def method_rows(records: Sequence[Record], summary: Mapping[str, Any]) -> Rows:
             ("linear", lambda _: "linear"),
         ):
             row.append(f"{ranks[by][name]:.1f}" if name in ranks[by] else "-")
-            for setting in "AB":
+            for setting in get_args(Setting):
                 row.append(
                     percent(
                         _mean(
@@ -302,7 +304,7 @@ def method_rows(records: Sequence[Record], summary: Mapping[str, Any]) -> Rows:
                     )
                 )
             row.append(percent(_mean(one["heads"][head(one)]["few"] for one in ours)))
-        for figure in ("coverage", "precision", "calibration_error"):
+        for figure in ("coverage", "precision", "foreign_coverage", "calibration_error"):
             row.append(percent(_mean(one[figure] for one in ours if one.get(figure) is not None)))
         rows.append(row)
     return rows
@@ -361,7 +363,8 @@ def grid_rows(records: Sequence[Record]) -> Rows:
 
 def claim_rows(summary: Mapping[str, Any]) -> Rows:
     """Return one row per claim that the study can decide."""
-    rows = [["", "setting A", "setting B", "both", "sign test"]]
+    settings = get_args(Setting)
+    rows = [["", *(f"setting {setting}" for setting in settings), "all", "sign test"]]
     labels = {"linear": "linear head", "chosen": "chosen head", "better": "better head"}
     gained = {f"gain over the base, {labels[by]}": one for by, one in summary["gain"].items()}
     gained |= {
@@ -376,12 +379,11 @@ def claim_rows(summary: Mapping[str, Any]) -> Rows:
     for title, one in gained.items():
         test = (
             "-"
-            if one["AB"]["p_value"] is None
-            else f"{one['AB']['wins']}:{one['AB']['losses']}, p {one['AB']['p_value']:.1g}"
+            if one[EVERY]["p_value"] is None
+            else f"{one[EVERY]['wins']}:{one[EVERY]['losses']}, p {one[EVERY]['p_value']:.1g}"
         )
-        rows.append(
-            [title, *(percent(one[key]["mean_gain"], sign=True) for key in ("A", "B", "AB")), test]
-        )
+        means = [percent(one[key]["mean_gain"], sign=True) for key in (*settings, EVERY)]
+        rows.append([title, *means, test])
     return rows
 
 
@@ -488,7 +490,10 @@ def field(
 
     Problems: digits and MNIST from scratch, CIFAR-10 as features of a frozen
     network; a50 and a100 have long-tailed labels of that ratio, b4 and b10 so
-    many of each class and unlabelled images with a ratio of 50. Without --mnist
+    many of each class and unlabelled images with a ratio of 50; c50 has
+    long-tailed labels and equally many unlabelled images of each class, r50 an
+    unlabelled tail the other way round, and o10 ten labels of each of seven
+    classes and unlabelled images of three others too. Without --mnist
     or --cifar those problems are left out. finetuned_b10, which trains all of
     the pre-trained network at 64 px in minutes, is run if it is asked for.
 

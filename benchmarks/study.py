@@ -1,8 +1,8 @@
 """The study of benchmarks/field.py: its problems, its methods, the experiment of each run, and the
 file of their figures.
 
-23 methods on 12 problems: digits and MNIST from scratch, CIFAR-10 as features of a frozen network;
-long-tailed labels (setting A) or equally many of each class (B). Beside them: 16 pairs of fixed
+29 methods on 21 problems: digits and MNIST from scratch, CIFAR-10 as features of a frozen network,
+in the five settings of :class:`StudyProblem`. Beside them: 16 pairs of fixed
 scales of the GP, and fine-tuning of a pre-trained network.
 """
 
@@ -19,7 +19,7 @@ import joblib
 
 from semigpc.addons import ADDONS, AddOnConfig, CoSSLConfig, DebiasPLConfig
 from semigpc.algorithms import ALGORITHMS
-from semigpc.data import CifarConfig, DigitsConfig, SplitConfig
+from semigpc.data import DigitsConfig, SplitConfig
 from semigpc.io.atomic import read_json, write_json
 from semigpc.io.errors import SettingsError
 from semigpc.paper.recipes import cifar10_lt, shrink
@@ -41,6 +41,7 @@ FIXED: Mapping[str, Any] = {
     "noise_std": 0.1**0.5,
     "logit_scale": 6.43,
     "class_prior": "none",
+    "confidence": "max_softmax",
     "balanced": False,
 }
 # Fixed pairs of l^2 and lambda, beside which the self-tuned GP is put by --grid.
@@ -58,6 +59,9 @@ _CACHE = DataCache()  # of a worker process
 Record = dict[str, Any]
 Run = tuple[str, str, int]  # problem, method, seed
 Data = Literal["digits", "mnist", "cifar10", "finetuned"]
+Setting = Literal["A", "B", "C", "R", "O"]
+EVEN = ("B", "O")  # settings with equally many labels of each class
+FOREIGN = 3  # classes of setting O that are only among the unlabelled images
 STEPS: Mapping[Data, int] = {"digits": 600, "mnist": 500, "cifar10": 250, "finetuned": 350}
 TITLES: Mapping[Data, str] = {
     "digits": "digits",
@@ -74,17 +78,23 @@ FINETUNED_SIZE = 64  # pixels a side
 
 @dataclass(frozen=True)
 class StudyProblem:
-    """Data in setting A, with an imbalance ratio, or B, with so many labels of each class."""
+    """Data in a setting, with the imbalance ratio of its long tails.
+
+    A, labels and unlabelled images have the same long tail; B, ``labels`` of each class and
+    long-tailed unlabelled images; C, long-tailed labels and equally many unlabelled images of each
+    class; R, the unlabelled tail is the other way round; O, as B, and as many unlabelled images as
+    of the largest class of each of three classes that are none of the problem.
+    """
 
     data: Data
-    setting: Literal["A", "B"]
+    setting: Setting
     ratio: int = 50
     labels: int = 4
 
     @property
     def name(self) -> str:
         """Return the name on the command line, as in "mnist_a50" or "digits_b4"."""
-        number = self.ratio if self.setting == "A" else self.labels
+        number = self.labels if self.setting in EVEN else self.ratio
         return f"{self.data}_{self.setting.lower()}{number}"
 
     @property
@@ -95,8 +105,26 @@ class StudyProblem:
     @property
     def title(self) -> str:
         """Return the name in tables."""
-        rest = f"A, ratio {self.ratio}" if self.setting == "A" else f"B, {self.labels} labels"
-        return f"{TITLES[self.data]}, {rest}"
+        rest = f"{self.labels} labels" if self.setting in EVEN else f"ratio {self.ratio}"
+        return f"{TITLES[self.data]}, {self.setting}, {rest}"
+
+    def split(self, head: int, unlabeled: int) -> SplitConfig:
+        """Return the split, with so many labels and unlabelled images of the largest class."""
+        tail = SplitConfig(
+            labeled_head=head,
+            labeled_ratio=self.ratio,
+            unlabeled_head=unlabeled,
+            unlabeled_ratio=self.ratio,
+        )
+        even = replace(tail, labeled_head=self.labels, labeled_ratio=1, overlap="disjoint")
+        return {
+            "A": tail,
+            "B": even,
+            # about as many as in a tail
+            "C": replace(tail, unlabeled_head=round(unlabeled / 3), unlabeled_ratio=1),
+            "R": replace(tail, unlabeled_ratio=-self.ratio, overlap="disjoint"),
+            "O": replace(even, foreign=FOREIGN),
+        }[self.setting]
 
 
 @dataclass(frozen=True)
@@ -139,6 +167,9 @@ PROBLEMS: dict[str, StudyProblem] = {
         StudyProblem(data, "A", ratio=100),
         StudyProblem(data, "B", labels=4),
         StudyProblem(data, "B", labels=10),
+        StudyProblem(data, "C", ratio=50),
+        StudyProblem(data, "R", ratio=50),
+        StudyProblem(data, "O", labels=10),
     )
     if data != "finetuned" or problem.name == FINETUNED
 }
@@ -153,7 +184,7 @@ METHODS: dict[str, Method] = {
         ),
         *(
             Method("fixmatch", addon, refiner)
-            for addon in ("cossl", "debiaspl", "saw")
+            for addon in ("cossl", "debiaspl", "saw", "cdmad", "simpro", "acr")
             for refiner in ("none", "gp")
         ),
         *(Method("fixmatch", "none", refiner) for refiner in GRID),
@@ -212,37 +243,24 @@ def study_experiment(
 def _full(problem: StudyProblem, root: Path, names: Record, *, validated: bool) -> Experiment:
     """Return the recipe of a problem, with validation images where they are needed."""
     if problem.data == "digits":
-        head, ratio = (36, problem.ratio) if problem.setting == "A" else (problem.labels, 1.0)
-        overlap: Literal["nested", "disjoint"] = "nested" if problem.setting == "A" else "disjoint"
-        split = SplitConfig(
-            labeled_head=head,
-            labeled_ratio=ratio,
-            unlabeled_head=120,
-            unlabeled_ratio=problem.ratio,
-            overlap=overlap,
-        )
         parts = (
             {"test_per_class": 0, "validation_per_class": 40}
             if validated
             else {"validation_per_class": 0}
         )
-        return replace(digits(**names), data=DigitsConfig(split=split, **parts))
-    cut: Record = {
-        "setting": problem.setting,
-        "imbalance_ratio": problem.ratio,
-        "labels_per_class": problem.labels,
-    }
-    full = (
-        mnist(root=root, **cut, **names)
-        if problem.data == "mnist"
-        else cifar10_lt(root=root, **cut, **names)
-    )
-    if validated:
-        full = replace(full, data=replace(full.data, validation_per_class=200))
-    if not isinstance(full.data, CifarConfig):
-        return full
-    frozen = shrink(full, "cached")
+        return replace(digits(**names), data=DigitsConfig(split=problem.split(36, 120), **parts))
+    if problem.data == "mnist":
+        full = mnist(root=root, **names)
+        full = replace(full, data=replace(full.data, split=problem.split(100, 1000)))
+        return _validated(full) if validated else full
+    frozen = shrink(cifar10_lt(root=root, **names), "cached")
+    frozen = replace(frozen, data=replace(frozen.data, split=problem.split(600, 2000)))
+    frozen = _validated(frozen) if validated else frozen
     return finetuned(frozen) if problem.data == "finetuned" else frozen
+
+
+def _validated(full: Experiment) -> Experiment:
+    return replace(full, data=replace(full.data, validation_per_class=200))
 
 
 def finetuned(frozen: Experiment) -> Experiment:
@@ -409,12 +427,30 @@ def figures(path: Path) -> Record:
             kept[name] = (
                 sum(value * n for value, n in known) / sum(n for _, n in known) if known else None
             )
+        kept["foreign_coverage"] = foreign_coverage(late)
         warmup = getattr(experiment.refiner, "warmup_steps", 0)
         acting = [
             entry["coverage"] for entry in windows if entry["step"] - entry["window"] >= warmup
         ]
         kept |= {"least_coverage": min(acting), "most_coverage": max(acting)}
     return kept
+
+
+def foreign_coverage(windows: Sequence[Mapping[str, Any]]) -> float | None:
+    """Return the share of the foreign unlabelled images that was accepted; None without any.
+
+    Those are the images whose class is not one of the run's: what lines of pseudo-labels count in
+    total, less what they count by true class.
+    """
+    seen = 0
+    accepted = 0.0
+    for window in windows:
+        own = window["true_counts"] or []
+        shares = window["per_class_coverage"] or []
+        seen += sum(window["believed_counts"]) - sum(own)
+        accepted += sum(window["accepted_counts"])
+        accepted -= sum((share or 0) * n for share, n in zip(shares, own, strict=True))
+    return accepted / seen if seen else None
 
 
 def run_missing(

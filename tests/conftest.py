@@ -10,8 +10,11 @@ from tests.pretend_device import PretendDevice
 
 @pytest.fixture(autouse=True, scope="session")
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A cache of embeddings and features that is not the user's."""
+    """Caches of embeddings, features and weights that are not the user's."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_HUB_CACHE", str(tmp_path_factory.mktemp("hub")))
+        patch.setenv("TORCH_HOME", str(tmp_path_factory.mktemp("torch")))
+        patch.delenv("SEMIGPC_WEIGHTS", raising=False)
         patch.setenv("SEMIGPC_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
 

@@ -20,7 +20,8 @@ from semigpc.addons import ABC, ADDONS, CoSSLConfig
 from semigpc.algorithms import ALGORITHMS
 from semigpc.algorithms.comatch import CoMatch
 from semigpc.algorithms.remixmatch import ReMixMatch
-from semigpc.export.run import Kind, export_run
+from semigpc.export.network import Kind
+from semigpc.export.run import export_run
 from semigpc.gp import ExactGP
 from semigpc.gp.matrix_free import MatrixFreeGP
 from semigpc.models.encoder import EmbedConfig

@@ -23,6 +23,7 @@ TOO_LONG = {"results.md"}  # one table per claim
 USER_PAGES = (
     *("index.md", "which-command.md", "how-many-labels.md", "faq.md", "walkthrough.md"),
     *("own-fixmatch-loop.md", "label.md", "train.md", "compare.md"),
+    *("install.md", "which-network.md", "python.md"),
 )
 # Words of every day, too: they are linked where the special meaning is meant.
 COMMON = {"Engine", "Expected", "Guess", "Prior", "Reasons", "Variance", "Views"}

@@ -25,7 +25,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "algorithms": {"addons", "refiners", "losses", "pseudo_labels"},
     "models": {"losses", "pseudo_labels"},
     "data": set(),
-    "training": {"gp", "addons", "algorithms", "refiners", "models", "data"},
+    "training": {"gp", "addons", "algorithms", "refiners", "models", "data", "estimator"},
     "report": {"gp", "training"},
     "estimator": {"gp"},
     "labeling": {"gp", "estimator", "models", "data", "report"},
@@ -34,7 +34,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "paper": {"report", "training", "addons", "algorithms", "refiners", "gp", "models", "data"},
     "cli": {"addons", "algorithms", "refiners", "models", "data", "training", "export"}
     | {"paper", "report", "estimator", "labeling", "review"},
-    "__init__": {"gp", "refiners", "algorithms", "data", "models", "training", "estimator"},
+    "__init__": {"gp", "refiners", "algorithms", "data", "models", "training", "estimator"}
+    | {"labeling"},
     "__main__": {"cli"},
 }
 

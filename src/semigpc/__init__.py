@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         NotPositiveDefiniteError,
     )
     from semigpc.io.errors import SemiGPCError
+    from semigpc.labeling.one_call import label_dataset, label_images
     from semigpc.refiners import GaussianProcessRefiner, GPConfig
     from semigpc.refiners.buffers import BalancedBuffer, FIFOBuffer, Written
 
@@ -47,9 +48,11 @@ __all__ = [
     "SemiGPCError",
     "SemiGPClassifier",
     "Written",
+    "label_dataset",
+    "label_images",
 ]
 # Where the names live; the quickest to import first.
-ROOMS = ("io.errors", "gp", "refiners.buffers", "refiners", "estimator")
+ROOMS = ("io.errors", "gp", "refiners.buffers", "refiners", "estimator", "labeling.one_call")
 
 
 def __getattr__(name: str) -> Any:

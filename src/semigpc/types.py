@@ -102,14 +102,19 @@ class Networks(NamedTuple):
         output: ModelOutput = self.student(torch.cat(images))
         return output.split([len(part) for part in images])
 
-    @torch.no_grad()
     def ask_teacher(self, images: Tensor) -> ModelOutput:
         """Return the teacher's output in evaluation mode; its statistics and mode do not change."""
-        modes = [(module, module.training) for module in self.teacher.modules()]
-        output: ModelOutput = self.teacher.eval()(images)
-        for module, training in modes:
-            module.training = training
-        return output
+        return in_evaluation(self.teacher, images)
+
+
+@torch.no_grad()
+def in_evaluation(network: nn.Module, images: Tensor) -> ModelOutput:
+    """Return a network's output in evaluation mode; its statistics and mode do not change."""
+    modes = [(module, module.training) for module in network.modules()]
+    output: ModelOutput = network.eval()(images)
+    for module, training in modes:
+        module.training = training
+    return output
 
 
 @dataclass(frozen=True)
@@ -147,6 +152,8 @@ class Task:
         n_unlabeled: unlabelled images.
         n_features: D, of the backbone's features.
         original_counts: (C,) labels given by people, in a run that adds labels of the model.
+        blank: (1, 3, H, W) the network's input for an image without content, or (1, D) on cached
+            features; None where no add-on needs it, or nothing is trained.
     """
 
     class_counts: Tensor
@@ -155,6 +162,7 @@ class Task:
     n_unlabeled: int = 0
     n_features: int = 0
     original_counts: Tensor | None = None
+    blank: Tensor | None = None
 
     @property
     def given_counts(self) -> Tensor:

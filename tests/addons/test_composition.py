@@ -38,6 +38,9 @@ SHORT: dict[str, dict[str, Any]] = {  # what starts late in a long run starts at
     "daso": {"warmup": 0.2},
     "cossl": {"warmup": 0.3, "start_steps": 20},
     "deferred": {"start": 0.4},
+    "acr": {"warmup": 0.2, "threshold": 0.4},
+    "cdmad": {"warmup": 0.2},
+    "simpro": {"every": 0.3, "threshold": 0.4},
 }
 
 

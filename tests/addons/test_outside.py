@@ -178,8 +178,11 @@ def test_settings_that_an_add_on_cannot_work_with_are_refused(
 
 
 REFUSED: dict[str, dict[str, Any]] = {
+    "acr": {"threshold": [1.5], "strength": [-1.0], "share_momentum": [1.0], "warmup": [-0.1]}
+    | {"branch_weight": [-1.0]},
     "abc": {"threshold": [1.5], "abc_weight": [-1.0, math.nan]},
     "balanced_sampling": {"power": [1.5]},
+    "cdmad": {"warmup": [1.2]},
     "cossl": {"warmup": [1.2], "head_momentum": [-0.1], "least_own": [2.0], "head_rate": [0.0]}
     | {"head_decay": [-1.0], "start_steps": [0]},
     "crest": {"generations": [1], "power": [-1.0]},
@@ -192,6 +195,8 @@ REFUSED: dict[str, dict[str, Any]] = {
     "deferred": {"start": [2.0], "beta": [-0.1]},
     "effective_number": {"beta": [1.0]},
     "logit_adjustment": {"strength": [-1.0]},
+    "simpro": {"threshold": [-0.1], "strength": [-1.0], "share_momentum": [1.0], "every": [1.2]}
+    | {"labeled_weight": [-1.0]},
 }
 
 

@@ -125,7 +125,7 @@ class SlowFixMatch:
         x, weak, strong = three_views(networks.student, batch)
         self.refiner.take("before", x, batch)
         p = weak_probs(self.refiner, weak)
-        mask = [bool(row.max() >= self.config.threshold) for row in p]
+        mask = [sure >= self.config.threshold for sure in self.refiner.trust(weak, p)]
         targets: list[Tensor | int] = [int(row.argmax()) for row in p]
         if not self.config.hard_labels:
             targets = list(sharpen(p, self.config.temperature))
@@ -150,10 +150,11 @@ class SlowFreeMatch:
         x, weak, strong = three_views(networks.student, batch)
         self.refiner.take("before", x, batch)
         q = weak_probs(self.refiner, weak)
-        self.follow(q)
+        trust = self.refiner.trust(weak, q)
+        self.follow(q, torch.tensor(trust, dtype=torch.float64))
         thresholds = [self.tau * self.p[c] / max(self.p) for c in range(CLASSES)]
         targets: list[Tensor | int] = [int(row.argmax()) for row in q]
-        mask = [bool(row.max() >= thresholds[int(row.argmax())]) for row in q]
+        mask = [bool(trust[row] >= thresholds[c]) for row, c in enumerate(q.argmax(dim=1).tolist())]
         loss_x = supervised_loss(self.refiner.logits(x, batch.index), batch.y)
         z_s = self.refiner.logits(strong)
         loss_u = masked(z_s, targets, mask)
@@ -163,9 +164,8 @@ class SlowFreeMatch:
         terms = {"loss_x": loss_x, "loss_u": loss_u, "loss_f": loss_f, "threshold": self.tau}
         return Expected(loss, terms, q, mask)
 
-    def follow(self, q: Tensor) -> None:
+    def follow(self, q: Tensor, confidences: Tensor) -> None:
         m = self.config.momentum
-        confidences = torch.stack([row.max() for row in q])
         if self.config.quantile is None:
             typical = confidences.sum() / len(q)
         else:
@@ -220,10 +220,12 @@ class SlowReMixMatch:
         self.refiner.take("before", x, batch)
         p = self.aligned(weak_probs(self.refiner, weak))
         t = sharpen(p, config.temperature)
+        mask = [sure > 0 for sure in self.refiner.trust(weak, p)]
+        used = t * torch.tensor(mask, dtype=torch.float64)[:, None]
         one_hot = torch.eye(CLASSES, dtype=torch.float64)[batch.y]
         views = [batch.views[name] for name in ("strong", "strong2", "weak")]
         images = torch.cat([batch.x, *views])
-        labels = torch.cat([one_hot, t, t, t])
+        labels = torch.cat([one_hot, used, used, used])
         mixed = weight * images + (1 - weight) * images[order]
         mixed_labels = weight * labels + (1 - weight) * labels[order]
         size = len(batch.x)
@@ -233,7 +235,7 @@ class SlowReMixMatch:
         strong = untouched(student, batch.views["strong"])
         loss_x = masked(first, list(mixed_labels[:size]), [True] * size)
         loss_mix = masked(rest, list(mixed_labels[size:]), [True] * len(rest))
-        loss_pre = masked(self.refiner.logits(strong), list(t), [True] * len(t))
+        loss_pre = masked(self.refiner.logits(strong), list(t), mask)
         loss_rot = torch.zeros((), dtype=torch.float64)
         if config.rotation_weight:
             loss_rot = self.rotation(student, batch, turns)
@@ -242,7 +244,7 @@ class SlowReMixMatch:
         loss = loss_x + ramp * ramped + config.rotation_weight * loss_rot
         self.refiner.take("after", x, batch)
         terms = {"loss_x": loss_x, "loss_u": loss_mix, "loss_pre": loss_pre, "loss_rot": loss_rot}
-        return Expected(loss, terms, t, [True] * len(t))
+        return Expected(loss, terms, t, mask)
 
     def rotation(self, student: nn.Module, batch: Batch, turns: Tensor) -> Tensor:
         pairs = zip(batch.views["strong"], turns, strict=True)

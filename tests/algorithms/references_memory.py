@@ -73,7 +73,7 @@ class SlowSimMatch:
         if clock.epoch > 0:
             phat, targets = self.smoothed(weak, p_w)
             loss_in = self.instance_loss(strong, targets)
-        mask = [bool(row.max() >= config.threshold) for row in phat]
+        mask = [sure >= config.threshold for sure in self.refiner.trust(weak, phat)]
         loss_x = supervised_loss(self.refiner.logits(x, batch.index), batch.y)
         loss_u = masked(self.refiner.logits(strong), list(phat), mask)
         loss = loss_x + config.unlabeled_weight * loss_u + config.instance_weight * loss_in
@@ -155,7 +155,7 @@ class SlowCoMatch:
             answers = torch.stack([self.recall(e) for e in e_w])
             answers = self.refiner.probs("aggregate", weak, answers)
             p = config.smoothing * p0 + (1 - config.smoothing) * answers
-        mask = [bool(row.max() >= config.threshold) for row in p]
+        mask = [sure >= config.threshold for sure in self.refiner.trust(weak, p)]
         one_hot = torch.eye(CLASSES, dtype=torch.float64)[batch.y]
         e_x = x.heads["projection"].detach()
         entries = [*zip(e_w, p0, strict=True), *zip(e_x, one_hot, strict=True)]

@@ -3,6 +3,7 @@ plain lists.
 """
 
 import copy
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,6 +24,9 @@ class SlowRefiner(Protocol):
     def probs(self, site: str, output: ModelOutput, own: Tensor) -> Tensor:
         """The probabilities at a site, of which ``own`` are the algorithm's."""
 
+    def trust(self, output: ModelOutput, probs: Tensor) -> list[float]:
+        """How sure it is of each finished label."""
+
     def take(self, moment: str, x: ModelOutput, batch: Batch) -> None:
         """See the labelled batch."""
 
@@ -35,6 +39,9 @@ class Silent:
 
     def probs(self, site: str, output: ModelOutput, own: Tensor) -> Tensor:
         return own
+
+    def trust(self, output: ModelOutput, probs: Tensor) -> list[float]:
+        return [float(row.max()) for row in probs]
 
     def take(self, moment: str, x: ModelOutput, batch: Batch) -> None:
         pass
@@ -66,6 +73,7 @@ class SlowGP:
         self.length_scale = config.length_scale
         self.logit_scale = config.logit_scale
         self.entries: list[Entry] = []
+        self.labels: list[int] = []
         self.steps = 0
         self.answers = 0
 
@@ -117,12 +125,42 @@ class SlowGP:
             return own
         self.answers += 1
         with torch.no_grad():
+            posterior = torch.softmax(self.answer(output), dim=1)
+        rows = []
+        for p, gp, logits in zip(own, posterior, output.logits.detach(), strict=True):
             b = config.blend
-            return (1 - b) * own + b * torch.softmax(self.answer(output), dim=1)
+            if config.confidence == "agreement" and int(gp.argmax()) not in self.classes(logits):
+                b = b / 2
+            rows.append((1 - b) * p + b * gp)
+        return torch.stack(rows)
+
+    def classes(self, logits: Tensor) -> tuple[int, int]:
+        """The network's class as it is, and less the log of the label shares."""
+        plain = logits.tolist()
+        freed = [z - math.log(1 + self.labels.count(c)) for c, z in enumerate(plain)]
+        return plain.index(max(plain)), freed.index(max(freed))
+
+    def trust(self, output: ModelOutput, probs: Tensor) -> list[float]:
+        config = self.config
+        by_label = [float(row.max()) for row in probs]
+        if self.steps < config.warmup_steps or config.role == "classifier":
+            return by_label
+        if config.confidence == "max_softmax":
+            return by_label
+        assert config.confidence == "agreement"
+        with torch.no_grad():
+            posterior = torch.softmax(self.answer(output), dim=1)
+        found = []
+        rows = zip(posterior, output.logits.detach(), probs, strict=True)
+        for row, logits, label in rows:
+            c = int(label.argmax())
+            found.append(float(row[c]) if c in self.classes(logits) else 0.0)
+        return found
 
     def take(self, moment: str, x: ModelOutput, batch: Batch) -> None:
         if moment == self.config.push:
             self.write(self.feature(x).detach(), batch.y, batch.index)
+            self.labels += batch.y.tolist()
         if moment == "after":
             self.steps += 1
 

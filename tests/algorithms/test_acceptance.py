@@ -20,7 +20,7 @@ from tests.refiners.outputs import paper_scales
 
 LATE = Clock(step=50, total_steps=100, epoch_steps=10)
 EARLY = Clock(step=0, total_steps=100, epoch_steps=10)
-KINDS = ("max_softmax", "variance", "expected")
+KINDS = ("agreement", "max_softmax", "variance", "expected")
 MASKED = [
     name
     for name, entry in ALGORITHMS.items()
@@ -220,14 +220,13 @@ def test_remixmatch_hears_nothing_of_what_is_masked_mixed_or_not() -> None:
     assert term(deaf, "loss_u") < term(output, "loss_u")
 
 
-def test_remixmatch_without_a_threshold_asks_nobody() -> None:
-    refiner = Vouching([0.0] * UNLABELED)
-    output = first_step(make_algorithm("remixmatch", refiner).double())
+def test_remixmatch_without_a_threshold_uses_all_but_what_has_no_confidence() -> None:
+    told = [0.001] * (UNLABELED - 2) + [0.0] * 2
+    output = first_step(make_algorithm("remixmatch", Vouching(told)).double())
     pseudo: Any = output.pseudo
-    assert pseudo.mask.all()
-    assert not refiner.asked
+    assert pseudo.mask.tolist() == [True] * (UNLABELED - 2) + [False] * 2
     strong = pair().student(stream(1)[0].views["strong"]).logits
-    expected = soft_cross_entropy(strong, pseudo.probs)
+    expected = soft_cross_entropy(strong, pseudo.probs * pseudo.mask.unsqueeze(1))
     torch.testing.assert_close(output.metrics["loss_pre"], expected)
 
 
@@ -235,7 +234,7 @@ def test_remixmatch_without_a_threshold_asks_nobody() -> None:
 def test_every_algorithm_masks_by_every_confidence_of_a_gp(name: str, kind: str) -> None:
     options = OPTIONS[name] if name == "freematch" else {**OPTIONS[name], "threshold": 0.4}
     memory = {"buffer_size": 12, "warmup_steps": 1} | paper_scales(CLASSES)
-    refiner = tiny.make_refiner("gp", confidence=kind, **memory)
+    refiner = tiny.make_refiner("gp", **memory | {"confidence": kind})
     algorithm: Any = make_algorithm(name, refiner, **options).double()
     networks, masks = pair(), []
     for number, batch in enumerate(stream(8)):

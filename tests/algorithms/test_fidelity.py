@@ -63,6 +63,8 @@ GP_CASES: dict[str, dict[str, Any]] = {
     "blend": {"blend": 0.5},
     "push-before": {"push": "before"},
     "class-prior": {"class_prior": "frequency"},
+    "agreement": {"confidence": "agreement"},
+    "agreement-prior": {"confidence": "agreement", "class_prior": "frequency", "balanced": True},
     "balanced": {"balanced": True},
     "balanced-prior": {"balanced": True, "class_prior": "frequency", "logit_scale": 3.0},
     "raw-features": {"l2norm": False, "length_scale": 2.0},
@@ -75,13 +77,14 @@ GP_CASES: dict[str, dict[str, Any]] = {
 ON_AGGREGATE: list[dict[str, Any]] = [
     {"site": "aggregate"},
     {"site": "aggregate", "blend": 0.5},
+    {"site": "aggregate", "confidence": "agreement"},
     {"feature": "projection"},
     {"feature": "projection", "site": "aggregate", "push": "before"},
     {"feature": "projection", "role": "classifier"},
 ]
 MEMORY_CASES: list[tuple[str, dict[str, Any]]] = [
     *((name, setting) for name in ("simmatch", "comatch") for setting in ON_AGGREGATE),
-    *(("simmatch-full-teacher", ON_AGGREGATE[i]) for i in (0, 2)),
+    *(("simmatch-full-teacher", ON_AGGREGATE[i]) for i in (0, 2, 3)),
     ("fixmatch-soft", {"blend": 0.5}),
     ("simmatch", {"site": "final"}),
     ("simmatch", {"site": "final", "blend": 0.5}),

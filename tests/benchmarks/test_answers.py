@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from benchmarks.answers import (
+    AT_RANDOM,
     NO_RANDOM,
     OURS,
     PEERS,
@@ -19,6 +20,7 @@ from benchmarks.answers import (
     components,
     draw,
     first_met,
+    met_at_random,
     summarise,
 )
 from benchmarks.problems import Pool, load_digits_pool
@@ -98,6 +100,13 @@ def test_a_class_that_was_never_met_is_said_so() -> None:
     assert first_met([0, 2, 3, 1], truth) == 4
 
 
+def test_at_random_a_class_of_one_row_is_met_halfway() -> None:
+    truth = np.zeros(101, np.int64)
+    truth[3] = 1
+    assert met_at_random(truth, 0) == pytest.approx(51, abs=9)  # three standard errors
+    assert met_at_random(truth, 0) != met_at_random(truth, 1)
+
+
 def test_a_class_without_a_label_counts_as_missed() -> None:
     session = clouds()
     labels = np.where(session.truth == 2, session.truth, -1)
@@ -139,7 +148,7 @@ def test_figures_are_means_over_seeds_and_then_over_problems() -> None:
         problem: str, seed: int, own: float, peer: float, met: int | None
     ) -> dict[str, object]:
         lines = {OURS: [own, own], NO_RANDOM: [own, own], "margin, GP": [peer, peer + 0.2]}
-        until = {OURS: met, NO_RANDOM: met, "margin, GP": None, "random": 50}
+        until = {OURS: met, NO_RANDOM: met, "margin, GP": None, "random": 50, AT_RANDOM: 40}
         return {
             "problem": problem,
             "seed": seed,
@@ -155,5 +164,7 @@ def test_figures_are_means_over_seeds_and_then_over_problems() -> None:
     assert summary["area"][OURS] == pytest.approx(0.7)
     assert summary["best_peer"] == "margin, GP"
     assert summary["ahead"][OURS] == pytest.approx(0.7 - 0.55)
-    assert summary["met_of_random"][OURS] == pytest.approx((25 / 50 + 10 / 50) / 2)
+    ratios = summary["met_of_random"]
+    assert ratios[f"{OURS} / random"] == pytest.approx((25 / 50 + 10 / 50) / 2)
+    assert ratios[f"{OURS} / {AT_RANDOM}"] == pytest.approx((25 / 40 + 10 / 40) / 2)
     assert summary["problems"]["a"]["met"]["margin, GP"] == 200

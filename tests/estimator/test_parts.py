@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import f as f_distribution
-from scipy.stats import f_oneway
+from scipy.stats import f_oneway, norm, rankdata
 
 from semigpc import SemiGPClassifier
 from semigpc.estimator.answers import (
@@ -110,6 +110,22 @@ def test_ranks_do_not_change_when_columns_are_stretched() -> None:
     assert plain.abs().max() < 4
     order = np.argsort(X[:, 0])
     assert (np.diff(plain[order, 0]) >= 0).all()
+
+
+def test_ranks_are_continuous_and_frequent_values_have_the_middle_rank() -> None:
+    X = np.random.default_rng(0).standard_normal((4000, 3)).astype(np.float32)
+    X[:1200, 1] = 0  # 30 % of the column, between ranks 0.35 and 0.65
+    ranks = fit_scalings(X, "rank")["rank"]
+    points = ranks(X).numpy()
+    nudged = ranks(X + 1e-6 * np.sign(X[::-1])).numpy()
+    assert np.abs(nudged - points)[:, [0, 2]].max() < 1e-4, "a quantile's step is 0.005 and more"
+    truth = norm.ppf((rankdata(X[:, 0]) - 0.5) / len(X))
+    inner = np.abs(truth) < 2
+    assert points[inner, 0] == pytest.approx(truth[inner], abs=0.1)
+    share = (X[:, 1] < 0).mean() + 0.15
+    assert points[:1200, 1] == pytest.approx(norm.ppf(share), abs=0.1)
+    far = ranks(np.array([[-1e6, 1e6, 0]], np.float32)).numpy()[0]
+    assert far[:2] == pytest.approx([points[:, 0].min(), points[:, 1].max()])
 
 
 def test_columns_are_weighted_by_how_well_they_tell_classes_apart() -> None:

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from semigpc.data import Augment, AugmentConfig
-from semigpc.export.network import FORMATS, ExportedNetwork
-from semigpc.export.run import TOLERANCE, differences
+from semigpc.export.network import FORMATS, TOLERANCE, ExportedNetwork
+from semigpc.export.run import differences
 from semigpc.gp import EnsembleGP, ExactGP, MatrixFreeGP, NoExpansionError
 from semigpc.io.errors import DifferenceError, NotExportableError
 from semigpc.io.images import Pixels

@@ -14,7 +14,8 @@ import torch
 from semigpc.addons import ADDONS
 from semigpc.data import Augment
 from semigpc.export import run as export_module
-from semigpc.export.run import CHECK_IMAGES, TOLERANCE, Exported, export_run
+from semigpc.export.network import TOLERANCE, Exported
+from semigpc.export.run import CHECK_IMAGES, export_run
 from semigpc.gp import ExactGP, Expansion, NoExpansionError
 from semigpc.io.errors import DifferenceError, NotExportableError, RunError, SettingsError
 from semigpc.training import FrozenConfig, train
@@ -232,9 +233,11 @@ def test_names_that_will_not_do(
     assert (tmp_path / "taken.onnx").read_text() == "mine"
 
 
-@pytest.mark.parametrize("addon", ["abc", "cossl", "none"])
+@pytest.mark.parametrize("addon", ["abc", "acr", "cdmad", "cossl", "none"])
 def test_what_answers_in_place_of_the_linear_head_is_inside_too(addon: str, tmp_path: Path) -> None:
-    """The second head of ABC, the balanced one of CoSSL, the neural process of NP-Match."""
+    """The second heads of ABC and ACR, the balanced one of CoSSL, the neural process of NP-Match;
+    CDMAD's logits less those of an image without content.
+    """
     algorithm = "npmatch" if addon == "none" else "fixmatch"
     options = {"cossl": {"warmup": 0.5, "start_steps": 20}}.get(addon, {})
     plain = small_run(algorithm, "none", *FEWER)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from semigpc.estimator import SemiGPClassifier
+from semigpc.estimator import SemiGPClassifier, Status
 from semigpc.labeling.choose import Choice, Pool, Predictions, choose, codes_in_need
 from semigpc.labeling.choose import _Coverage as Coverage
 from semigpc.labeling.journal import random_order
@@ -41,6 +41,17 @@ class World:
         pool = Pool(lambda rows: self.x[rows], self.known, self.known < 0, order, NAMES, model)
         return replace(pool, **fields)
 
+    def answers_without(self, code: int) -> Predictions:
+        """Return what is predicted if a class gets no new label."""
+        n = len(self.x)
+        return Predictions(
+            np.where(self.truth == code, 0, self.truth),
+            np.ones(n, np.int64),
+            np.full(n, 0.9, np.float32),
+            np.zeros(n, np.float32),
+            np.full(n, Status.PSEUDO, np.uint8),
+        )
+
 
 @pytest.fixture
 def world() -> World:
@@ -73,6 +84,24 @@ def test_the_first_row_is_typical_and_no_outlier(world: World) -> None:
     assert len(x) - 1 not in rows_of(first)
 
 
+def test_rows_are_typical_of_their_clouds_while_labels_are_few(world: World) -> None:
+    found = rows_of(choose(world.pool(fitted=False), 8, random_every=0))
+    centres = np.stack([world.x[world.truth == code].mean(axis=0) for code in range(4)])
+    distance = np.linalg.norm(world.x - centres[world.truth], axis=1)
+    assert distance[found].mean() < 0.9 * distance.mean()
+
+
+def test_groups_without_labels_come_before_those_with_labels(world: World) -> None:
+    for code in (0, 1, 2):
+        world.label(code, 1)
+    found = choose(world.pool(), 5, random_every=0)
+    assert {choice.kind for choice in found} == {"spread"}
+    assert 3 in world.truth[rows_of(found)]
+    assert "without labels" in found[0].why
+    many = choose(world.pool(), 300, random_every=0)
+    assert "large group" in many[-1].why
+
+
 def test_copies_are_not_asked_twice_in_a_row(world: World) -> None:
     x = np.concatenate([world.x, world.x, world.x])
     known = np.full(len(x), -1, np.int64)
@@ -86,10 +115,10 @@ def test_every_so_many_cards_are_the_next_rows_of_the_random_order(
     labelled: World, every: int
 ) -> None:
     pool = labelled.pool()
-    found = choose(pool, 20, random_every=every)
     done = int((~pool.is_open).sum())
-    turns = [done + place for place in range(1, 21)]
-    assert [choice.kind == "random" for choice in found] == [not turn % every for turn in turns]
+    found = choose(pool, 20, random_every=every, random_from=done + 5)
+    is_random = [place > 5 and not (done + place) % every for place in range(1, 21)]
+    assert [choice.kind == "random" for choice in found] == is_random
     is_open = pool.is_open.copy()
     for choice in found:
         if choice.kind == "random":
@@ -97,11 +126,16 @@ def test_every_so_many_cards_are_the_next_rows_of_the_random_order(
         is_open[choice.row] = False
 
 
+def test_the_first_answers_teach_and_random_cards_come_later(world: World) -> None:
+    found = choose(world.pool(fitted=False), 60)
+    assert [choice.kind == "random" for choice in found] == [False] * 40 + [False, True] * 10
+
+
 def test_one_at_a_time_gives_as_many_random_cards_as_many_at_once(world: World) -> None:
     pool = world.pool(fitted=False)
     kinds = []
     for _ in range(12):
-        (choice,) = choose(pool, 1, random_every=4)
+        (choice,) = choose(pool, 1, random_every=4, random_from=0)
         kinds.append(choice.kind)
         is_open = pool.is_open.copy()
         is_open[choice.row] = False
@@ -111,10 +145,11 @@ def test_one_at_a_time_gives_as_many_random_cards_as_many_at_once(world: World) 
 
 def test_one_at_a_time_comes_to_classes_in_need_and_to_labels_to_check(labelled: World) -> None:
     unchecked = labelled.known >= 0
-    pool = labelled.pool(suspected=unchecked.copy(), unchecked=unchecked)
+    answers = labelled.answers_without(2)
+    pool = labelled.pool(suspected=unchecked.copy(), unchecked=unchecked, answers=answers)
     kinds = []
     for _ in range(24):
-        (choice,) = choose(pool, 1)
+        (choice,) = choose(pool, 1, random_from=0)
         kinds.append(choice.kind)
         is_open = pool.is_open.copy()
         is_open[choice.row] = False
@@ -166,11 +201,24 @@ def test_of_known_classes_rows_of_rare_ones_and_between_classes_come_first() -> 
 
 
 def test_a_class_in_need_is_named_with_its_number_of_labels(labelled: World) -> None:
-    found = choose(labelled.pool(), 20, random_every=0)
+    pool = labelled.pool(answers=labelled.answers_without(2))
+    found = choose(pool, 20, random_every=0)
     sought = [choice for choice in found if choice.kind == "need"]
     assert {choice.for_class for choice in sought} == {"cedar"}
     assert all("cedar" in choice.why and "2 labels" in choice.why for choice in sought)
     assert np.mean(labelled.truth[rows_of(sought)] == 2) > 0.25  # of 7 % of the rows
+
+
+def test_a_class_with_few_labels_that_gets_new_ones_has_no_turns_of_its_own(
+    labelled: World,
+) -> None:
+    known = labelled.pool(answers=labelled.answers_without(3))
+    lacking = labelled.pool(answers=labelled.answers_without(2))
+    counts = [
+        sum(choice.for_class == "cedar" for choice in choose(pool, 24, random_every=0))
+        for pool in (known, lacking)
+    ]
+    assert counts[0] < 6 <= counts[1]
 
 
 def test_suspected_labels_and_copies_with_different_labels_are_asked_again(

@@ -157,7 +157,7 @@ def test_answers_count_before_a_new_model_is_fitted(tmp_path: Path) -> None:
     for card in session.next("audit", count=3)["cards"]:
         session.accept([card["row"]])
     assert session.refresh_progress()["state"] == "fitting"
-    while session.catch_up(idle=False):
+    while session.keep_current() or session.refit(idle=False):
         pass
     assert session.model.classifier is first, "too few answers for a new fit"
     after = session.refresh_progress()

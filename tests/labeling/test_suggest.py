@@ -48,7 +48,7 @@ def test_what_is_shown_of_a_row_is_what_the_model_predicts(clouds: Clouds) -> No
     model = clouds.project.taught()
     found = suggest(clouds.project, 20)
     answers = model.answer(clouds.project.embeddings(np.array([each.row for each in found])))
-    assert [each.believed for each in found] == model.classes_[answers.codes].tolist()
+    assert [each.guess for each in found] == model.classes_[answers.codes].tolist()
     assert [each.confidence for each in found] == pytest.approx(answers.confidence.tolist())
     assert answers.variance is not None
     assert [each.variance for each in found] == pytest.approx(answers.variance.tolist(), abs=1e-5)
@@ -77,9 +77,9 @@ def test_without_any_label_the_first_rows_are_suggested_all_the_same(tmp_path: P
     project = Project.open(labelled_table(tmp_path, x.astype(np.float32), ids, given))
     project.given = {}  # as of a folder that nothing is known of yet
     found = suggest(project, 9)
-    assert {each.believed for each in found} == {""}
+    assert {each.guess for each in found} == {""}
     assert {each.row // 20 for each in found} == {0, 1, 2}
-    assert {each.kind for each in found} == {"spread", "random"}
+    assert {each.kind for each in found} == {"spread"}
 
 
 def test_a_wrong_label_of_the_tables_is_suggested_again_until_it_is_answered(
@@ -119,7 +119,7 @@ def test_the_file_is_a_table_of_labels_once_it_is_filled_in(tmp_path: Path) -> N
     write_suggestions(project, found)  # nobody has written into it
     rows = read_rows(path)
     assert [row["id"] for row in rows] == [suggestion.id for suggestion in found]
-    names = "rank id label believed confidence variance kind for_class why chosen"
+    names = "rank id label guess confidence variance kind for_class why chosen"
     assert list(rows[0]) == names.split()
     assert {row["label"] for row in rows} == {""}
     assert read_label_table(path, "id").given == {}

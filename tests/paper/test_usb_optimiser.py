@@ -79,7 +79,7 @@ def fabric() -> Fabric:
 
 @functools.cache
 def assembled(algorithm: str, addon: str = "none", *settings: str) -> Trainer:
-    build = functools.partial(assemble, n_unlabeled=30)
+    build = functools.partial(assemble, n_unlabeled=30, blank=torch.zeros(1, 3, 8, 8))
     return seeded(0, build, experiment(algorithm, addon, *settings), COUNTS, fabric())
 
 

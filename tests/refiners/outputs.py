@@ -54,9 +54,12 @@ def batch_of(features: Tensor, labels: Tensor, index: Tensor | None = None) -> B
 
 
 def paper_scales(n_classes: int = CLASSES) -> dict[str, Any]:
-    """Options of a GP by the paper's rule: fixed l^2 = 0.1 and lambda, and no class prior."""
+    """Options of a GP by the paper's rule: fixed l^2 = 0.1 and lambda, no class prior, and the
+    largest probability as confidence.
+    """
     logit_scale = auto_logit_scale(n_classes)
-    return {"length_scale": 0.1**0.5, "logit_scale": logit_scale, "class_prior": "none"}
+    rule = {"class_prior": "none", "confidence": "max_softmax"}
+    return {"length_scale": 0.1**0.5, "logit_scale": logit_scale} | rule
 
 
 def make(name: str, **options: Any) -> Any:

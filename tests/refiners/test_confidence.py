@@ -16,7 +16,7 @@ def probabilities(rows: int, generator: torch.Generator) -> Tensor:
 
 
 @pytest.mark.parametrize("name", ["none", "similarity", "gp"])
-def test_by_default_it_is_the_largest_probability(name: str, generator: torch.Generator) -> None:
+def test_it_may_be_the_largest_probability(name: str, generator: torch.Generator) -> None:
     refiner: Any = NoRefiner() if name == "none" else make(name)
     if name != "none":
         show(refiner, *points(12, generator))
@@ -88,7 +88,7 @@ def test_what_looks_like_nothing_in_the_buffer_is_unsure_whatever_is_said_of_it(
 
 
 @pytest.mark.parametrize("engine", ["ensemble", "matrix_free"])
-@pytest.mark.parametrize("kind", ["variance", "expected"])
+@pytest.mark.parametrize("kind", ["agreement", "variance", "expected"])
 def test_every_engine_can_be_asked(engine: str, kind: str, generator: torch.Generator) -> None:
     features, labels = points(20, generator)
     queries, probs = said(points(6, generator)[0]), probabilities(6, generator)
@@ -103,9 +103,114 @@ def test_every_engine_can_be_asked(engine: str, kind: str, generator: torch.Gene
 
 
 def test_a_confidence_carries_no_gradient(generator: torch.Generator) -> None:
-    for kind in ("variance", "expected"):
+    for kind in ("agreement", "variance", "expected"):
         refiner = make("gp", confidence=kind)
         show(refiner, *points(12, generator))
         features = points(3, generator)[0].requires_grad_()
         assert not refiner.confidence(said(features), probabilities(3, generator)).requires_grad
-    assert GPConfig().confidence == "max_softmax"
+
+
+# Agreement ----------------------------------------------------------------------------------------
+
+
+def agreeing(**options: Any) -> Any:
+    """A refiner that asks the network too, after 16, 8 and 2 labels of the three classes."""
+    refiner = make("gp", confidence="agreement", **options)
+    show(refiner, *points(0, torch.Generator().manual_seed(2), counts=(16, 8, 2)))
+    return refiner
+
+
+def test_the_default_asks_the_network_and_the_paper_does_not() -> None:
+    assert GPConfig().confidence == "agreement"
+    paper = GPConfig().in_paper(temperature=0.1, n_classes=CLASSES, balanced=False)
+    assert paper.confidence == "max_softmax"
+    for options in ({"confidence": "max_softmax"}, {"role": "classifier"}):
+        refiner = make("gp", **{"confidence": "agreement"} | options)
+        assert not [name for name in refiner.state_dict() if "label_shares" in name]
+
+
+@pytest.mark.parametrize("asked_before", [True, False])
+def test_a_label_is_as_sure_as_the_gp_where_the_network_has_its_class_and_0_elsewhere(
+    asked_before: bool, generator: torch.Generator
+) -> None:
+    refiner = agreeing()
+    features = points(80, generator)[0]
+    logits = 2 * torch.randn(80, CLASSES, generator=generator, dtype=torch.float64)
+    output = said(features)._replace(logits=logits)
+    if asked_before:
+        refiner.refine("semantic", output, probabilities(80, generator).double())
+    smoothed = probabilities(80, generator).double()  # whatever alignment and smoothing made of it
+    found = refiner.confidence(output, smoothed)
+    posterior = torch.softmax(refiner.logits(output), dim=1)
+    cases = set()
+    for row in range(80):
+        c = int(smoothed[row].argmax())
+        plain = int(logits[row].argmax())
+        freed = int((logits[row] - torch.log(torch.tensor([17.0, 9.0, 3.0]).double())).argmax())
+        expected = float(posterior[row, c]) if c in (plain, freed) else 0.0
+        assert float(found[row]) == pytest.approx(expected, abs=1e-12)
+        cases.add((c == plain, c == freed))
+    assert len(cases) == 4, "every case was seen"
+
+
+def test_smoothing_does_not_keep_a_label_below_a_threshold(generator: torch.Generator) -> None:
+    """As in SimMatch: 0.9 of a certain label and 0.1 of a memory that votes for other classes."""
+    refiner = agreeing(logit_scale=60.0)
+    features, labels = points(20, generator)
+    sure = torch.eye(CLASSES, dtype=torch.float64)[labels]
+    output = said(features)._replace(logits=sure)
+    probs = refiner.refine("semantic", output, sure)
+    smoothed = 0.9 * probs + 0.1 * probs.roll(1, dims=1)
+    assert float(smoothed.max()) < 0.95
+    right = probs.argmax(dim=1) == labels
+    assert float(refiner.confidence(output, smoothed)[right].median()) > 0.99
+
+
+def test_views_of_an_earlier_step_are_not_taken_for_those_of_this_one(
+    generator: torch.Generator,
+) -> None:
+    refiner = agreeing()
+    first, second = (said(points(6, generator)[0]) for _ in range(2))
+    probs = probabilities(6, generator).double()
+    refiner.refine("semantic", first, probs)
+    fresh = agreeing()
+    assert torch.equal(refiner.confidence(second, probs), fresh.confidence(second, probs))
+    refiner.refine("semantic", first, probs)
+    show(refiner, *points(4, generator))
+    copy = make("gp", confidence="agreement")
+    copy.load_state_dict(refiner.state_dict())
+    found, expected = (one.confidence(first, probs) for one in (refiner, copy))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
+
+
+def test_labels_are_counted_once_a_step_and_a_filled_ring_does_not_count(
+    generator: torch.Generator,
+) -> None:
+    refiner = agreeing(balanced=True)
+    refiner.store(said(points(6, generator)[0]), torch.tensor([0, 0, 1, 1, 2, 2]))
+    assert refiner.label_shares.counts.tolist() == [16, 8, 2]
+    refiner.remember(points(2, generator)[0], torch.tensor([2, 2]))
+    assert refiner.label_shares.counts.tolist() == [16, 8, 4]
+    assert refiner.half().label_shares.counts.dtype == torch.int64
+
+
+@pytest.mark.parametrize("blend", [1.0, 0.4])
+def test_where_they_disagree_a_label_is_half_the_networks_also_in_a_loop_of_its_own(
+    blend: float, generator: torch.Generator
+) -> None:
+    refiner = agreeing(blend=blend)
+    features = points(60, generator)[0]
+    own = torch.softmax(2 * torch.randn(60, CLASSES, generator=generator).double(), dim=1)
+    output = said(features)._replace(logits=own.log())
+    found = refiner.probs(features, own=own)
+    assert torch.equal(found, refiner.refine("semantic", output, own))
+    posterior = torch.softmax(refiner.logits(output), dim=1)
+    counts = torch.tensor([17.0, 9.0, 3.0]).double()
+    weights = set()
+    for p, gp, row in zip(own, posterior, found, strict=True):
+        agree = int(gp.argmax()) in (int(p.argmax()), int((p / counts).argmax()))
+        weight = blend if agree else blend / 2
+        torch.testing.assert_close(row, (1 - weight) * p + weight * gp)
+        assert agree or blend < 1 or float(row.max()) <= 0.75
+        weights.add(weight)
+    assert len(weights) == 2

@@ -428,7 +428,7 @@ def test_classes_that_get_nothing_are_counted_and_named(tmp_path: Path, browser:
     assert told["without"] == 3, "9 labels are too few for any guarantee"
     with served_here(out, learns=False) as address:
         page = open_page(browser, address)
-        expect(page.locator("#outlook .needs")).to_have_text("3 classes get none")
+        expect(page.locator("#outlook .needs")).to_have_text("none guaranteed for 3 classes")
         page.locator("#explain").click()
         for name in BIRDS:
             expect(page.locator("#guarantee-body .needs")).to_contain_text(name)
@@ -447,6 +447,7 @@ def test_guarantees_are_counted_in_the_header(tmp_path: Path, browser: Any) -> N
         expect(page.locator("#reward:not(.fitting)")).to_be_visible()
         names = page.locator("#grades dt").all_inner_texts()
         assert names == ["labelled", "99 %", "95 %", "90 %", "80 %"]
+        expect(page.locator("#status-note")).to_contain_text("guaranteed at 90 %")
         counts = [int(text.split()[0]) for text in page.locator("#grades dd").all_inner_texts()]
         assert counts[0] == 60
         assert counts[1:] == sorted(counts[1:])
@@ -455,7 +456,7 @@ def test_guarantees_are_counted_in_the_header(tmp_path: Path, browser: Any) -> N
             "all => all.map((i) => parseFloat(i.style.width))"
         )
         assert sum(widths) == pytest.approx(100 * (counts[0] + counts[-1]) / 300, abs=0.5)
-        expect(page.locator("#outlook")).to_contain_text("% expected right")
+        expect(page.locator("#outlook")).to_contain_text("of all expected right")
         page.locator("#explain").click()
         expect(page.locator("#guarantee-body tr")).to_have_count(4)
         expect(page.locator("#guarantee-body")).to_contain_text("Guaranteed means")

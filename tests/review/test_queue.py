@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -7,9 +8,16 @@ from pydantic import ValidationError
 from scipy.stats import binomtest
 
 from semigpc.estimator import Status
-from semigpc.review.queue import Filters, alternate
-from semigpc.review.reward import ClassProgress, Progress
-from semigpc.review.session import Card, Session, View
+from semigpc.review.queue import KINDS, Filters, alternate
+from semigpc.review.reward import (
+    GRADE_SHOWN,
+    WITHOUT_GAIN,
+    ClassProgress,
+    Progress,
+    Reward,
+)
+from semigpc.review.session import Card, Session, View, open_session
+from tests.review.shapes import make_labelled
 
 
 def cards_of(session: Session, **filters: Any) -> list[Card]:
@@ -221,3 +229,27 @@ def test_progress_counts_each_row_once(session: Session) -> None:
     each = [counts[name] for name in ("labelled", "pseudo", "abstained", "outlier")]
     assert sum(each) == counts["all"] == len(session)
     assert sum(whole["histogram"]) == len(session) - counts["labelled"]
+
+
+def test_accepting_a_page_of_the_grid_takes_nothing_from_what_answers_brought(
+    tmp_path: Path,
+) -> None:
+    session = open_session(make_labelled(tmp_path, count=300, each=20, target=0.9))
+    reward = Reward()
+    reward.record(session.queue, 0, 0)
+    model = session.model
+    guaranteed = np.flatnonzero(model.grade >= np.float32(GRADE_SHOWN))
+    assert len(guaranteed) > 20
+    for row in guaranteed[:20]:  # accepted; the rest stays guaranteed
+        model.known_codes[row] = model.codes[row]
+        session.kinds[row] = KINDS.index("accepted")
+    reward.record(session.queue, 20, 0)
+    assert reward.gain() == {"answers": 20, "labels": 0, "precision": GRADE_SHOWN}
+    model.grade[guaranteed[20:25]] = 0
+    reward.record(session.queue, 21, 1)
+    assert reward.gain() == {"answers": 1, "labels": -5, "precision": GRADE_SHOWN}
+    for single in range(2, WITHOUT_GAIN + 1):
+        assert reward.verdict(len(session)) == "", "a page at once is no sign that answers end"
+        reward.record(session.queue, 20 + single, single)
+    assert f"last {WITHOUT_GAIN} answers" in reward.verdict(len(session))
+    session.close()

@@ -371,7 +371,38 @@ def test_the_background_brings_everything_up_to_date(
     assert done.wait(60)
     assert stale_rows(session) == 0
     background.stop()
-    assert not background.is_alive()
+    assert not [each for each in threading.enumerate() if each.name.startswith("review-")]
+
+
+def test_counts_and_choices_do_not_wait_for_a_new_model(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish(session)
+    fitting = threading.Event()
+    may_end = threading.Event()
+    fit = session.project.fit
+
+    def slow(*arguments: Any) -> Any:
+        fitting.set()
+        assert may_end.wait(60)
+        return fit(*arguments)
+
+    monkeypatch.setattr(session.project, "fit", slow)
+    session.accept(rows_of(session)[:1])
+    before = session.model.classifier
+    thread = threading.Thread(target=session.refit)
+    thread.start()
+    assert fitting.wait(60)
+    session.correct(rows_of(session)[0], "a new class")  # while a model is fitted
+    while session.keep_current():
+        pass
+    assert session.refresh_progress()["state"] == "ready"
+    assert session.next(count=1)["cards"][0]["why"]
+    assert session.model.classifier is before
+    may_end.set()
+    thread.join()
+    assert session.model.classifier is not before
+    assert "a new class" in session.model.classifier.classes_, "it learned what came meanwhile"
 
 
 def test_an_answer_to_a_card_that_has_changed_is_stale(session: Session) -> None:

@@ -184,6 +184,8 @@ def test_from_no_label_to_sixty_answers_by_keys_mouse_and_touch(
     server = start()
     page = open_page(browser, server.address, width=width)
     expect(page.locator("#teach")).to_contain_text("Type a name and press Enter")
+    expect(page.locator("#outlook")).to_contain_text(f"{COUNT} images, none labelled yet")
+    expect(page.locator("#why")).to_have_text("a typical one to begin with")
     expect(page.locator("#options .option")).to_have_count(0)
     expect(page.locator("#none")).to_be_hidden()
     answer(page, 1, touch=touch)

@@ -12,17 +12,18 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from semigpc.addons import CDMADConfig
 from semigpc.algorithms import ALGORITHMS
 from semigpc.data import DATASETS, CachedFeatures, EvaluationLoader, Splits, feature_views
 from semigpc.io import parts
 from semigpc.io.errors import RunError, SettingsError
-from semigpc.models import ModelConfig, SmallCNN, encoder
+from semigpc.models import ModelConfig, OnFrozen, SmallCNN, encoder
 from semigpc.training import Experiment, FrozenConfig, Listener, RunFolder, last_result, train
 from semigpc.training.comparison import Cell, ComparisonListener, compare
 from semigpc.training.evaluate import predict
 from semigpc.training.inference import load_run
 from semigpc.training.run_folder import read_checkpoint
-from semigpc.training.state import DataCache, Progress, cached_features
+from semigpc.training.state import DataCache, EvaluationNetwork, Progress, cached_features
 from tests.batteries import combinations
 from tests.training.small_runs import small_run
 from tests.training.test_resume import assert_same_end, kill_at
@@ -141,6 +142,24 @@ def test_every_algorithm_trains_on_features(algorithm: str, refiner: str, tmp_pa
     assert not [name for name in trained if "rotation" in name]
     own = ("backbone.hidden.", "classifier.", "heads.")
     assert all(name.startswith(own) for name in trained), "nothing of the network"
+
+
+@pytest.mark.slow
+def test_an_image_without_content_is_the_row_that_the_frozen_network_has_for_it(
+    tmp_path: Path,
+) -> None:
+    experiment = replace(frozen_run("fixmatch", "gp", *QUICK), addon=CDMADConfig(pixel=0.5))
+    train(experiment, tmp_path)
+    network = load_run(tmp_path).network
+    assert isinstance(network, OnFrozen)
+    assert isinstance(network.classifier, EvaluationNetwork)
+    with torch.no_grad():
+        images = torch.rand(4, 3, 8, 8)
+        plain = OnFrozen(network.frozen, network.classifier.network)
+        blank = plain(torch.full((1, 3, 8, 8), 0.5)).logits
+        difference = plain(images).logits - network(images).logits
+    assert blank.std() > 0.01
+    torch.testing.assert_close(difference, blank.expand(4, -1), rtol=0, atol=2e-3)  # 16 bits
 
 
 @pytest.mark.slow

@@ -149,7 +149,10 @@ def test_scales_that_follow_the_features_wait_at_a_look_alone(
 
 @pytest.mark.parametrize(
     "addon",
-    ["daso", "saw", "abc", "debiaspl", "effective_number", "logit_adjustment", "crest_plus"],
+    [
+        *("daso", "saw", "abc", "debiaspl", "effective_number", "logit_adjustment", "crest_plus"),
+        *("acr", "cdmad", "simpro"),
+    ],
 )
 def test_add_ons_wait_for_nothing(addon: str, gpu: PretendDevice, tmp_path: Path) -> None:
     experiment = replace(experiment_of("fixmatch", "none"), addon=ADDONS[addon].config())

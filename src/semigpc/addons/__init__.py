@@ -9,7 +9,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from semigpc.addons.abc import ABC, ABCConfig
+from semigpc.addons.acr import ACR, ACRConfig
 from semigpc.addons.base import AddOn, AddOnConfig, ExtraLoss, Step, Survey
+from semigpc.addons.cdmad import CDMAD, CDMADConfig
 from semigpc.addons.cossl import CoSSL, CoSSLConfig
 from semigpc.addons.crest import CReST, CReSTConfig, CReSTPlus, CReSTPlusConfig
 from semigpc.addons.darp import DARP, DARPConfig
@@ -26,6 +28,7 @@ from semigpc.addons.rebalancing import (
     LogitAdjustmentConfig,
 )
 from semigpc.addons.saw import SAW, SAWConfig
+from semigpc.addons.simpro import SimPro, SimProConfig
 from semigpc.types import Task
 
 
@@ -45,6 +48,9 @@ ADDONS: dict[str, AddOnEntry] = {
     "abc": AddOnEntry(ABCConfig, ABC, "ABC"),
     "debiaspl": AddOnEntry(DebiasPLConfig, DebiasPL, "DebiasPL"),
     "cossl": AddOnEntry(CoSSLConfig, CoSSL, "CoSSL"),
+    "acr": AddOnEntry(ACRConfig, ACR, "ACR"),
+    "cdmad": AddOnEntry(CDMADConfig, CDMAD, "CDMAD"),
+    "simpro": AddOnEntry(SimProConfig, SimPro, "SimPro"),
     "balanced_sampling": AddOnEntry(BalancedSamplingConfig, BalancedSampling, "balanced sampling"),
     "effective_number": AddOnEntry(EffectiveNumberConfig, EffectiveNumber, "effective number"),
     "logit_adjustment": AddOnEntry(LogitAdjustmentConfig, LogitAdjustment, "logit adjustment"),
@@ -55,16 +61,20 @@ ADDONS: dict[str, AddOnEntry] = {
 
 __all__ = [
     "ABC",
+    "ACR",
     "ADDONS",
+    "CDMAD",
     "DARP",
     "DASO",
     "SAW",
     "ABCConfig",
+    "ACRConfig",
     "AddOn",
     "AddOnConfig",
     "AddOnEntry",
     "BalancedSampling",
     "BalancedSamplingConfig",
+    "CDMADConfig",
     "CReST",
     "CReSTConfig",
     "CReSTPlus",
@@ -83,6 +93,8 @@ __all__ = [
     "LogitAdjustment",
     "LogitAdjustmentConfig",
     "SAWConfig",
+    "SimPro",
+    "SimProConfig",
     "Step",
     "Survey",
 ]

@@ -49,6 +49,11 @@ class AddOnConfig:
     needs_balanced_batch: ClassVar[bool] = False  # ``Batch.balanced``
 
     @property
+    def blank_pixel(self) -> float | None:
+        """Every pixel, after normalisation, of the image for ``see_blank``; None: it needs none."""
+        return None
+
+    @property
     def generations(self) -> int:
         """How often training starts over, with more labels each time."""
         return 1
@@ -69,11 +74,11 @@ class AddOnConfig:
 class AddOn(nn.Module):
     """Changes pseudo-labels and losses at fixed points of a step; this base class changes nothing.
 
-    In the order of a step: ``weak``, then the refiner, ``opinion``, then the algorithm's own
-    alignment and smoothing, ``targets``, then mask and sharpening, ``labeled_loss``,
-    ``unlabeled_loss``, ``extra_loss``. The first three are called without gradient. State lives in
-    registered buffers, so that it is part of a checkpoint; random numbers come from torch's
-    generator.
+    In the order of a step: ``see_blank``, ``weak``, then the refiner, ``opinion``, then the
+    algorithm's own alignment and smoothing, ``targets``, then mask and sharpening,
+    ``labeled_loss``, ``unlabeled_loss``, ``extra_loss``. The first four are called without
+    gradient. State lives in registered buffers, so that it is part of a checkpoint; random numbers
+    come from torch's generator.
 
     Args:
         config: options. task: what is known of the data.
@@ -82,12 +87,16 @@ class AddOn(nn.Module):
     learns: bool = False  # whether extra_loss is called
     answers: bool = False  # whether evaluation uses answer() instead of the network's logits
     config: AddOnConfig
+    blank: Tensor | None
 
     def __init__(self, config: AddOnConfig, task: Task) -> None:
         super().__init__()
         self.config = config
         self.task = task
         self._notes: list[str] = []
+        # Not saved: what it makes of a network is.
+        wanted = task.blank if config.blank_pixel is not None else None
+        self.register_buffer("blank", wanted, persistent=False)
 
     @classmethod
     def none(cls, task: Task) -> "AddOn":
@@ -95,6 +104,14 @@ class AddOn(nn.Module):
         return AddOn(AddOnConfig(), task)
 
     # Pseudo-labels --------------------------------------------------------------------------------
+
+    def see_blank(self, output: ModelOutput) -> None:
+        """Receive a network's output for an image without content (1 row), in evaluation mode.
+
+        Called if the config has a ``blank_pixel``: before ``weak`` with the network that the weak
+        views went through, and before an evaluation and a checkpoint with the evaluated network.
+        Its logits are the algorithm's, so that ``answer`` and exported files need no image.
+        """
 
     def weak(self, step: Step, output: ModelOutput) -> ModelOutput:
         """Return the network's output for the weak views (U rows), before it is refined."""

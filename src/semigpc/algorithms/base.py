@@ -4,11 +4,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, Self
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from semigpc.addons import AddOn, Step
 from semigpc.refiners import Refiner
-from semigpc.types import Batch, Clock, HeadSpec, HostState, ModelOutput, Networks, StepOutput, Task
+from semigpc.types import (
+    Batch,
+    Clock,
+    HeadSpec,
+    HostState,
+    ModelOutput,
+    Networks,
+    StepOutput,
+    Task,
+    in_evaluation,
+)
 
 Preset = Literal["digits", "own_data", "short", "frozen"]
 
@@ -107,8 +118,20 @@ class Algorithm(HostState):
         """Return the logits (M, C) for evaluation; only called if ``answers`` is true."""
         return output.logits
 
+    @torch.no_grad()
+    def show_blank(self, network: nn.Module) -> None:
+        """Pass a network's output for an image without content to an add-on that needs it."""
+        if self.addon.blank is None:
+            return
+        output = in_evaluation(network, self.addon.blank)
+        if self.answers:
+            output = output._replace(logits=self.answer(output))
+        self.addon.see_blank(output)
+
     def weak_probs(self, step: Step, weak: ModelOutput) -> tuple[ModelOutput, Tensor]:
         """Return the weak views' output, and p_w (U, C): after add-on, refiner, add-on."""
+        networks = step.networks
+        self.show_blank(networks.teacher if self.asks_teacher else networks.student)
         output = self.addon.weak(step, weak)
         own = self.refiner.classify(output).logits.softmax(dim=1)
         probs = self.refiner.refine("semantic", output, own)

@@ -156,7 +156,7 @@ class NPMatch(Algorithm):
     def _select(self, probs: Tensor, confidence: Tensor, entropy: Tensor, index: Tensor) -> Tensor:
         """Return the mask (U,); labels that reach tau itself become their image's last class."""
         classes = probs.argmax(dim=1)
-        certain = entropy <= self.config.entropy
+        certain = (entropy <= self.config.entropy) & (confidence > 0)
         mask = (confidence >= self.class_thresholds().to(confidence)[classes]) & certain
         kept = (confidence >= self.config.threshold) & certain
         # a batch larger than the unlabelled set has images twice

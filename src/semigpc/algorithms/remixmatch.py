@@ -37,7 +37,7 @@ class ReMixMatchConfig(AlgorithmConfig):
         rotation_weight: of the rotation task; 0 leaves the task and its head out, as training on
             features of a frozen network requires.
         threshold: labels below this confidence are not used, mixed or not; 0 uses all of them, as
-            the paper does. The ``confidence`` of a GP refiner only acts through it.
+            the paper does, but those to which a refiner gives a confidence of 0.
         warmup: share of training over which the first two weights rise from 0.
         alignment_momentum: of the distribution alignment.
     """
@@ -152,9 +152,8 @@ class ReMixMatch(Algorithm):
 
     def _mask(self, weak: ModelOutput, probs: Tensor) -> Tensor:
         """Return which labels (U, C), before sharpening, are used, (U,)."""
-        if not self.config.threshold:
-            return torch.ones(len(probs), dtype=torch.bool, device=probs.device)
-        return self.refiner.confidence(weak, probs) >= self.config.threshold
+        confidence = self.refiner.confidence(weak, probs)
+        return (confidence >= self.config.threshold) & (confidence > 0)
 
     def _rotation_loss(self, student: nn.Module, images: Tensor, turns: Tensor) -> Tensor:
         """Return the cross-entropy of the head that predicts the quarter turns (U,)."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from semigpc.cli.failures import reported
-from semigpc.cli.options import AsJson, FollowLinks
+from semigpc.cli.options import AsJson, FollowLinks, NetworkName, announced
 from semigpc.cli.progress import StageBar
 from semigpc.cli.tables import say
 
@@ -27,9 +27,7 @@ def embed(
         ),
     ],
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Parquet file to write.")],
-    model: Annotated[
-        str, typer.Option("--model", metavar="NAME", help="Any timm backbone.")
-    ] = "tf_efficientnet_lite0",
+    model: NetworkName = "auto",
     pretrained: Annotated[
         str,
         typer.Option(
@@ -81,9 +79,10 @@ def embed(
     """
     from semigpc.models.encoder import EmbedConfig, embed_folder
 
-    config = EmbedConfig(
+    wanted = EmbedConfig(
         model=model, pretrained=pretrained, image_size=image_size, precision=precision, batch=batch
     )
+    config = announced(wanted, out, quiet=as_json)
     with StageBar("images", line_at_end=True) as bar:
         try:
             result = embed_folder(

@@ -1,7 +1,6 @@
 """``semigpc label``: labels for a table of embeddings or a folder of images, from a few labels."""
 
 import json
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -10,7 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 from semigpc.cli.failures import reported
-from semigpc.cli.options import AsJson, TrustPseudo, option
+from semigpc.cli.live_page import say_use, use_commands
+from semigpc.cli.options import NETWORK_HELP, AsJson, TrustPseudo, announced, option
 from semigpc.cli.progress import StageBar
 from semigpc.cli.tables import say, table, verbatim
 from semigpc.io.errors import DataError
@@ -91,9 +91,7 @@ def label(
     label_column: Annotated[
         str | None, option("--label-column", COLUMNS, "NAME", "Labels; label by default.")
     ] = None,
-    model: Annotated[
-        str, option("--model", IMAGES, "NAME", "Any timm backbone; tf_efficientnet_lite0.")
-    ] = "tf_efficientnet_lite0",
+    model: Annotated[str, option("--model", IMAGES, "NAME", f"{NETWORK_HELP} auto.")] = "auto",
     pretrained: Annotated[
         str, option("--pretrained", IMAGES, "SOURCE", "Its weights; see semigpc embed --help.")
     ] = "auto",
@@ -142,7 +140,7 @@ def label(
         raise typer.BadParameter("they need --engine local.", param_hint="--images, --image-url")
     from semigpc.io.parts import Address, place_of
     from semigpc.labeling.columns import ColumnOptions
-    from semigpc.labeling.label import LabelSettings, label_data
+    from semigpc.labeling.label import EMBEDDINGS, LabelSettings, is_image_folder, label_data
     from semigpc.models.encoder import EmbedConfig
 
     place = place_of(data)
@@ -151,6 +149,10 @@ def label(
         raise DataError(
             "Addresses need --engine ray; DATA and --out must be local paths without it."
         )
+    network = EmbedConfig()
+    if engine == "local" and is_image_folder(place, follow_links=follow_links):
+        wanted = EmbedConfig(model=model, pretrained=pretrained)
+        network = announced(wanted, folder / EMBEDDINGS, quiet=as_json)
     settings = LabelSettings(
         data=place,
         labels=labels[0].expanduser() if labels else None,
@@ -167,7 +169,7 @@ def label(
         seed=seed,
         skip_bad=skip_bad,
         report=not no_report,
-        embed=EmbedConfig(model=model, pretrained=pretrained),
+        embed=network,
         follow_links=follow_links,
     )
     try:
@@ -199,16 +201,7 @@ def label(
         say(sentence)
     say(f"wrote {', '.join(written)} to {folder}")
     if engine != "ray":
-        say(use_sentence(folder, summary["rows_noun"]))
-
-
-def use_sentence(folder: Path, noun: str) -> str:
-    """Say which commands use a labelled folder on new images, or on new rows of a table."""
-    new = "NEW_TABLE" if noun == "rows" else "NEW_PHOTOS"
-    out = shlex.quote(str(folder))
-    return (
-        f"use it: semigpc predict {out} {new} --out new.csv; semigpc export {out} --out model.onnx"
-    )
+        say_use(use_commands(folder, of_images=summary["rows_noun"] != "rows"))
 
 
 def _sentences(summary: "LabelingSummary") -> list[str]:

@@ -1,6 +1,7 @@
 """Serving the page of a labelled folder, for the verbs that do."""
 
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,13 @@ def use_commands(folder: Path, *, of_images: bool) -> dict[str, str]:
         "predict": f"semigpc predict {name} {new} --out new.csv",
         "export": f"semigpc export {name} --out model.onnx",
     }
+
+
+def say_use(commands: Mapping[str, str]) -> None:
+    """Print the commands that use a labelled folder, each on a line of its own."""
+    say("use it:")
+    for command in commands.values():
+        say(f"  {command}")
 
 
 def say_notes(session: "Session") -> None:
@@ -45,7 +53,8 @@ def serve_session(folder: Path, *, images: Path | None, port: int, browser: bool
 
         def ready(address: str) -> None:
             if session.replayed:
-                say(f"continuing after {session.replayed} answers in {session.journal.path}")
+                count = len(session.history.answers)
+                say(f"continuing with {count} answered rows in {session.journal.path}")
             say(f"open {address}")
             say("Ctrl-C ends it; every answer is saved as you go.")
             if browser:
@@ -58,6 +67,6 @@ def serve_session(folder: Path, *, images: Path | None, port: int, browser: bool
                 written = session.export()
             say(f"wrote {written.files[0]}: {written.labels} labels for {written.rows} rows")
         if not session.model.is_cold:
-            say(f"use it: {'; '.join(commands.values())}")
+            say_use(commands)
     finally:
         session.close()

@@ -1,7 +1,6 @@
 """``semigpc open``: from a folder of images, or a table, to labels and a model, on one page."""
 
 import importlib.util
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +8,7 @@ import typer
 
 from semigpc.cli.failures import reported
 from semigpc.cli.live_page import serve_session
-from semigpc.cli.options import FollowLinks
+from semigpc.cli.options import FollowLinks, NetworkName, announced
 from semigpc.cli.progress import StageBar
 from semigpc.cli.tables import say
 
@@ -40,9 +39,7 @@ def open_command(
             "--class-folders/--no-class-folders", help="Take names of folders for classes."
         ),
     ] = True,
-    model: Annotated[
-        str, typer.Option("--model", metavar="NAME", help="Any timm backbone.")
-    ] = "tf_efficientnet_lite0",
+    model: NetworkName = "auto",
     pretrained: Annotated[
         str,
         typer.Option("--pretrained", metavar="SOURCE", help="Its weights; see semigpc embed."),
@@ -73,19 +70,25 @@ def open_command(
     """
     if not all(importlib.util.find_spec(name) for name in SERVER):
         raise ImportError("The page needs an extra: pip install 'semigpc[review]'.")
-    from semigpc.labeling.label import LabelSettings
-    from semigpc.labeling.start import folder_for, start
-    from semigpc.models.encoder import EmbedConfig
+    with StageBar() as bar:
+        bar.show("starting", 0, None)  # the imports take seconds
+        from semigpc.labeling.label import EMBEDDINGS, LabelSettings, is_image_folder
+        from semigpc.labeling.start import folder_for, start
+        from semigpc.models.encoder import EmbedConfig
 
     data = data.expanduser()
+    folder = out.expanduser() if out else folder_for(data)
+    network = EmbedConfig()
+    if is_image_folder(data, follow_links=follow_links):
+        network = announced(EmbedConfig(model=model, pretrained=pretrained), folder / EMBEDDINGS)
     tables = [path.expanduser() for path in labels or []]
     settings = LabelSettings(
         data=data,
         labels=tables[0] if tables else None,
         more_labels=tuple(tables[1:]),
-        out=out.expanduser() if out else folder_for(data),
+        out=folder,
         images=images.expanduser() if images else None,
-        embed=replace(EmbedConfig(), model=model, pretrained=pretrained),
+        embed=network,
         follow_links=follow_links,
         skip_bad=True,
     )

@@ -2,11 +2,15 @@
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from semigpc.cli.tables import say
 from semigpc.io.errors import DataError, SettingsError
+
+if TYPE_CHECKING:
+    from semigpc.models.encoder import EmbedConfig
 
 DEFAULT_RATIO = 30.0  # largest class over smallest, of a recipe in demo and compare
 OWN_DATA = "Your own data"  # panel of the help
@@ -42,6 +46,27 @@ Settings = Annotated[
         help="Change any setting (repeatable); semigpc list settings DATA shows them.",
     ),
 ]
+
+# embed, label and open ----------------------------------------------------------------------------
+
+NETWORK_HELP = "Network; see semigpc list networks;"
+NetworkName = Annotated[str, typer.Option("--model", metavar="NAME", help=f"{NETWORK_HELP[:-1]}.")]
+
+
+def announced(wanted: "EmbedConfig", earlier: Path, *, quiet: bool = False) -> "EmbedConfig":
+    """Return how images are embedded; unless the user named network and weights, print them.
+
+    Args:
+        wanted: by the options. earlier: a table of embeddings, if it exists; without a model of the
+            user's choice its network is used. quiet: print on standard error.
+    """
+    from semigpc.models.networks import choose_network
+
+    chosen = choose_network(wanted, earlier=earlier)
+    if wanted.pretrained == "auto" or chosen.config.model != wanted.model:
+        say(chosen.line, err=quiet)
+    return chosen.config
+
 
 # train and compare --------------------------------------------------------------------------------
 
@@ -80,7 +105,7 @@ Validation = Annotated[
 ]
 ModelName = Annotated[
     str | None,
-    option("--model", OWN_DATA, "NAME", "See semigpc list models; pre-trained for photos."),
+    option("--model", OWN_DATA, "NAME", "See semigpc list networks; auto: the best here."),
 ]
 ImageSize = Annotated[
     int | None,
@@ -127,8 +152,8 @@ Checkpoint = Annotated[
     ),
 ]
 Head = Annotated[
-    Literal["auto", "linear", "gp"],
-    typer.Option("--head", help="Linear classifier or GP; auto: the one the run chose."),
+    Literal["auto", "linear", "gp", "label"],
+    typer.Option("--head", help="Head (docs/train.md); auto: the one the run chose."),
 ]
 
 

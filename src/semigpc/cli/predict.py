@@ -112,6 +112,12 @@ def predict(
     else:
         write_predictions(noted(), out, found.id_name)
         say(f"wrote {out}: {_counted(statuses, found.noun)}", err=as_json)
+        if statuses["abstained"] and not statuses["pseudo"]:
+            say(
+                "No label is guaranteed at the precision of this folder. The column guess has a "
+                "class for every row, and grade the precision that is guaranteed for it.",
+                err=True,
+            )
     if as_json:
         typer.echo(json.dumps(shown, indent=2))
     elif out is None or statuses.total() <= ROWS_SHOWN:
@@ -154,7 +160,7 @@ def _by_run(folder: Path, images: "ImageSet", checkpoint: Checkpoint, head: Head
 
     register_data_sets()
     run = load_run(folder, checkpoint)
-    if not run.temperatures:
+    if not run.is_calibrated:
         needed = "Calibration needs a finished run with validation images or two labels of a class."
         say(f"Note: {UNCALIBRATED} {needed}", err=True)
     return Predicted(FILE_NAME, [_run_table(run, images, run.heads(head)[0])], "images")
@@ -167,7 +173,8 @@ def _run_table(run: "LoadedRun", images: "ImageSet", head: "HeadName") -> "pyarr
     from semigpc.labeling.outputs import schema_of
 
     with StageBar() as bar:
-        probs = run.predict(images, on_batch=bar.counter("Images", len(images))).probs[head]
+        counter = bar.counter("Images", len(images))
+        probs = run.predict(images, heads=[head], on_batch=counter).probs[head]
     names = [as_utf8(name) for name in run.class_names]
     rows = []
     for name, row in zip(images.names, probs, strict=True):
@@ -193,7 +200,8 @@ def _by_labelling(
 ) -> Predicted:
     from semigpc.labeling.inference import checked_batches, is_rows, load_labeling
 
-    labelling = load_labeling(folder)
+    with Console(stderr=True).status(f"Fitting the model of {folder} to its labels"):
+        labelling = load_labeling(folder)
     if len(paths) == 1 and is_rows(paths[0]):
         source = labelling.open_table(paths[0])
         batches = checked_batches(source, skip_bad=skip_bad)

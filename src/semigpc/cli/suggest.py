@@ -67,9 +67,9 @@ def suggest(
 
 
 def _suggestions_table(suggestions: "list[Suggestion]", id_name: str) -> Table:
-    made = table("", ">rank", id_name, "believed", ">confidence", "why")
+    made = table("", ">rank", id_name, "guess", ">confidence", "why")
     for rank, row in enumerate(suggestions[:SUGGESTIONS_SHOWN], start=1):
-        names = (verbatim(row.id), verbatim(row.believed))
+        names = (verbatim(row.id), verbatim(row.guess))
         made.add_row(str(rank), *names, percent(row.confidence), verbatim(row.why))
     if len(suggestions) > SUGGESTIONS_SHOWN:
         made.caption = f"and {len(suggestions) - SUGGESTIONS_SHOWN} more"

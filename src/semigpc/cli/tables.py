@@ -26,7 +26,7 @@ from semigpc.report.wording import mean_and_spread, points
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-HEADS = {"linear": "linear", "gp": "GP"}
+HEADS = {"linear": "linear", "gp": "GP", "label": "label"}
 NUMBER = ">"  # before the heading of a column of numbers
 
 

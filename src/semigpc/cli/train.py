@@ -1,7 +1,7 @@
 """``semigpc train``: a classifier from few labels and many unlabelled images."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -99,9 +99,9 @@ def train(
 
     For your own images of more than 32 pixels the network is
     EfficientNet-Lite0, pre-trained (extra 'embedded'). On a GPU it is
-    fine-tuned. On a CPU, or with --features cached, it is frozen: features
-    of all images are computed once, and training takes seconds. --model
-    selects another network. Smaller images train a small CNN from scratch.
+    fine-tuned. On a CPU, or with --features cached, it is frozen, and the
+    model of semigpc label is one more head, which predicts by default.
+    --model selects another. Smaller images train a small CNN from scratch.
 
     With --devices several processes on this machine share each batch; the
     result depends on their number only by rounding. On several machines run
@@ -155,6 +155,8 @@ def train(
             console.print(verbatim(line), soft_wrap=True)
         if first and data not in RECIPES:
             console.print(verbatim(describe_network(experiment)), soft_wrap=True)
+            for line in advice(experiment, data):
+                console.print(verbatim(line), soft_wrap=True)
         listener = progress if first else None
         summary = run_training(
             experiment, folder, resume=resume, listener=listener, fabric=fabric, cache=cache
@@ -173,21 +175,35 @@ def describe_network(experiment: "Experiment") -> str:
     """Return one line: the network, what of it trains, at which size, and how to choose another."""
     name = experiment.model.name
     size = experiment.augment.image_size
+    source = experiment.model.pretrained
+    weights = "" if source == "embedded" else f" ({source})"
     if experiment.frozen is not None:
         return (
-            f"Network: {name}, pre-trained and frozen; an adapter trains on its cached features at "
-            f"{size} px. Options: --model NAME, such as small_cnn, trained from scratch; "
-            "--image-size for larger images."
+            f"Network: {name}, pre-trained{weights} and frozen; an adapter trains on its cached "
+            f"features at {size} px. Options: --model NAME, such as small_cnn, trained from "
+            "scratch; --image-size for larger images."
         )
     if experiment.model.pretrained:
         return (
-            f"Network: {name}, pre-trained, fine-tuned at {size} px. Options: --features cached "
-            "keeps it frozen and takes seconds; --model NAME selects another."
+            f"Network: {name}, pre-trained{weights}, fine-tuned at {size} px. Options: --features "
+            "cached keeps it frozen and takes seconds; --model NAME selects another."
         )
     return (
         f"Network: {name}, trained from scratch at {size} px. Option: --features cached for a "
         "pre-trained, frozen one."
     )
+
+
+def advice(experiment: "Experiment", data: str) -> Iterator[str]:
+    """Yield what to use instead, where training is not expected to add anything."""
+    import torch
+
+    if experiment.has_label_head and not torch.cuda.is_available():
+        yield (
+            f"Without a GPU, semigpc open {data} and semigpc label are as good, sooner, and "
+            "guarantee labels: this run predicts by the same model (label head), unless validation "
+            "images say that a trained head is better."
+        )
 
 
 def _print_results(folder: Path, summary: "RunSummary", console: Console) -> None:

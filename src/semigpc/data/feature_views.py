@@ -338,9 +338,18 @@ class JoinedImages(Images):
         return len(self.first) + len(self.second)
 
     def __getitem__(self, position: int) -> Image.Image:
+        pool, own = self._place(position)
+        return pool[own]
+
+    def read(self, position: int, *, at_least: int | None = None) -> Image.Image:
+        """Return an image as its own pool does."""
+        pool, own = self._place(position)
+        return pool.read(own, at_least=at_least)
+
+    def _place(self, position: int) -> tuple[Images, int]:
         if position < len(self.first):
-            return self.first[position]
-        return self.second[position - len(self.first)]
+            return self.first, position
+        return self.second, position - len(self.first)
 
 
 def join(splits: Splits, labels: Integers, source: ViewSource) -> tuple[Splits, ViewSource]:

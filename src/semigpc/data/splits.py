@@ -71,6 +71,8 @@ class SplitConfig:
         minimum: no class gets fewer labels, or fewer unlabelled images, than this: a head of 36
             over a ratio of 100 would leave the last class with none. The vectors of the paper are
             all above it.
+        foreign: so many of the last classes of the pool are none of the run: U takes
+            ``unlabeled_head`` images of each, and the tails are those of the other classes.
     """
 
     labeled_head: int
@@ -80,6 +82,7 @@ class SplitConfig:
     overlap: Overlap = "nested"
     rng: Shuffler = "pcg64"
     minimum: int = 1
+    foreign: int = 0
 
     def __post_init__(self) -> None:
         for name, known in (("overlap", get_args(Overlap)), ("rng", get_args(Shuffler))):
@@ -97,6 +100,8 @@ class SplitConfig:
                 "labeled_head must be at least 1 and unlabeled_head at least 0; "
                 f"got {self.labeled_head} and {self.unlabeled_head}."
             )
+        if self.foreign < 0:
+            raise SettingsError(f"foreign must be at least 0; got {self.foreign}.")
         for ratio in (self.labeled_ratio, self.unlabeled_ratio):
             long_tail_counts(1, ratio, 2)
 
@@ -156,18 +161,37 @@ def long_tailed_splits(
 ) -> Splits:
     """Return L and U drawn from a labelled pool, and the images put aside for validation and test.
 
-    Of the latter two, one without images is left out.
+    Of the latter two, one without images is left out; both lose their images of foreign classes.
     """
-    split = long_tail_split(pool.labels, len(class_names), config, seed)
-    unlabeled = pool.subset(split.unlabeled)
+    n_classes = len(class_names) - config.foreign
+    if n_classes < 2:
+        raise SettingsError(
+            f"foreign must leave two classes of {len(class_names)}; got {config.foreign}."
+        )
+    split = long_tail_split(pool.labels, n_classes, config, seed)
+    outside = _foreign(pool.labels, n_classes, config, seed)
+    unlabeled = pool.subset(np.concatenate([split.unlabeled, outside]))
+    is_outside = unlabeled.labels >= n_classes
+    parts = (part.subset(np.flatnonzero(part.labels < n_classes)) for part in (validation, test))
+    own_validation, own_test = parts
     return Splits(
         labeled=pool.subset(split.labeled),
         unlabeled=unlabeled.without_labels(),
-        unlabeled_truth=unlabeled.labels,
-        validation=validation if len(validation) else None,
-        test=test if len(test) else None,
-        class_names=class_names,
+        unlabeled_truth=np.where(is_outside, -1, unlabeled.labels),
+        validation=own_validation if len(own_validation) else None,
+        test=own_test if len(own_test) else None,
+        class_names=class_names[:n_classes],
+        unlabeled_out=is_outside if config.foreign else None,
     )
+
+
+def _foreign(labels: NDArray[Any], n_classes: int, config: SplitConfig, seed: int) -> Integers:
+    """Return positions in the pool of unlabelled images of its classes from ``n_classes`` on."""
+    generator = np.random.default_rng([seed, 2])  # not the stream of the split itself
+    drawn = [np.empty(0, np.int64)]
+    for c in range(n_classes, n_classes + config.foreign):
+        drawn.append(generator.permutation(np.flatnonzero(labels == c))[: config.unlabeled_head])
+    return np.concatenate(drawn)
 
 
 def _check_class(c: int, available: int, n: int, u: int, overlap: Overlap) -> None:

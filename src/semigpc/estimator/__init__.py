@@ -11,12 +11,15 @@ from semigpc.estimator.answers import (
 )
 from semigpc.estimator.classifier import SemiGPClassifier
 from semigpc.estimator.promise import Promise
+from semigpc.estimator.selection import LabeledKFold, LabeledScorer
 
 __all__ = [
     "SCALINGS",
     "STATUSES",
     "Answers",
     "Explanation",
+    "LabeledKFold",
+    "LabeledScorer",
     "LeftOutLabels",
     "Promise",
     "Scaling",

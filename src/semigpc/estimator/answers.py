@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,6 +18,10 @@ from torch import Tensor
 
 from semigpc.gp.certainty import class_scales
 from semigpc.io.errors import DataError
+from semigpc.io.tables import data_frame
+
+if TYPE_CHECKING:
+    import pandas
 
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
@@ -92,6 +96,27 @@ class Answers(NamedTuple):
     weights: Floats
     scores: Floats
 
+    def frame(self, classes: NDArray[Any]) -> "pandas.DataFrame":
+        """Return a row for each of the M rows, with the columns of labels.csv but its reasons.
+
+        Args:
+            classes: (C,) ``classes_`` of the model.
+        """
+        status = np.array(STATUSES, dtype=object)[self.status]
+        label = classes[self.codes].astype(object)
+        label[self.status != Status.PSEUDO] = None
+        columns: dict[str, NDArray[Any]] = {
+            "label": label,
+            "guess": classes[self.codes],
+            "confidence": self.confidence,
+            "second": classes[self.second],
+            "second_confidence": self.second_confidence,
+        }
+        if self.variance is not None:
+            columns["variance"] = self.variance
+        grade = np.where(self.grade > 0, np.round(self.grade.astype(np.float64), 6), np.nan)
+        return data_frame(columns | {"status": status, "grade": grade})
+
 
 class Explanation(NamedTuple):
     """Why M rows get their class.
@@ -113,6 +138,26 @@ class Explanation(NamedTuple):
     differences: Floats
     rest: Floats
     scores: Floats
+
+    def frame(self, classes: NDArray[Any]) -> "pandas.DataFrame":
+        """Return a row for each reason: its labelled row, weight and difference.
+
+        ``row`` is the place in ``X``, ``guess`` the class explained, ``score`` its score, and
+        ``because_of`` the number of the labelled row.
+
+        Args:
+            classes: (C,) ``classes_`` of the model.
+        """
+        row, rank = np.nonzero(self.rows >= 0)
+        columns = {
+            "row": row,
+            "guess": classes[self.codes[row]],
+            "score": self.scores[row],
+            "because_of": self.rows[row, rank],
+            "weight": self.weights[row, rank],
+            "difference": self.differences[row, rank],
+        }
+        return data_frame(columns)
 
 
 class LeftOutLabels(NamedTuple):
@@ -136,6 +181,26 @@ class LeftOutLabels(NamedTuple):
     def confidence(self) -> Floats:
         """Return the probability (n,) of the class that was decided."""
         return self.proba[np.arange(len(self.decided)), self.decided]
+
+    def frame(self, classes: NDArray[Any]) -> "pandas.DataFrame":
+        """Return a row for each given label: what it is, and what the other labels say.
+
+        ``label`` was given, ``guess`` and its ``confidence`` are by the others, and
+        ``label_confidence`` is what they think of the given one. Rows of one ``group`` are copies.
+
+        Args:
+            classes: (C,) ``classes_`` of the model.
+        """
+        columns = {
+            "row": self.rows,
+            "label": classes[self.codes],
+            "guess": classes[self.decided],
+            "confidence": self.confidence,
+            "label_confidence": self.proba[np.arange(len(self.codes)), self.codes],
+            "variance": self.variance,
+            "group": self.groups,
+        }
+        return data_frame(columns)
 
 
 # From rows to points ----------------------------------------------------------------------------
@@ -229,19 +294,38 @@ class UnitRows:
 
 
 class GaussianRanks:
-    """Values of a standard normal by rank; ``knots`` (D, KNOTS) are quantiles of each column."""
+    """Values of a standard normal by rank, linear between the quantiles of each column.
+
+    A value that several quantiles share, as it occurs often, has the middle of their ranks. The
+    function is continuous: two computations of an embedding that differ in the last bits get nearly
+    the same points.
+
+    Args:
+        knots: (D, KNOTS) quantiles of each column, rising.
+
+    Attributes:
+        values: (D, KNOTS) normal values at the knots.
+    """
 
     def __init__(self, knots: NDArray[np.float32]) -> None:
         self.knots = torch.from_numpy(knots)
+        below = torch.searchsorted(self.knots, self.knots)
+        until = torch.searchsorted(self.knots, self.knots, right=True)
+        shares = (below + until + 1).float() / (2 * KNOTS + 2)
+        self.values: Tensor = torch.special.ndtri(shares)
 
     def transform(self, X: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return the normal values (M, D) of rows (M, D). O(M D log KNOTS)."""
         columns = torch.from_numpy(X).mT.contiguous()
-        below = torch.searchsorted(self.knots, columns)
-        above = torch.searchsorted(self.knots, columns, right=True)
-        # Values that occur often get the middle of their ranks.
-        shares = (below + above + 1).float() / (2 * KNOTS + 2)
-        return torch.special.ndtri(shares).mT.contiguous().numpy()  # type: ignore[no-any-return]
+        upper = torch.searchsorted(self.knots, columns)
+        lower = (upper - 1).clamp_(0)
+        upper = upper.clamp_(max=KNOTS - 1)
+        start = self.knots.gather(1, lower)
+        width = self.knots.gather(1, upper) - start
+        part = ((columns - start) / width.where(width > 0, 1.0)).clamp_(0, 1)
+        first = self.values.gather(1, lower)
+        normal = first + part * (self.values.gather(1, upper) - first)
+        return normal.mT.contiguous().numpy()
 
 
 class WeightedColumns:

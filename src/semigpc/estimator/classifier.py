@@ -27,6 +27,7 @@ from semigpc.estimator.answers import (
     Integers,
     LeftOutLabels,
     Probabilities,
+    Scaling,
     Status,
     centre_of,
     highest_grade,
@@ -221,7 +222,8 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Add, replace or withdraw labels online: O(B N^2) for B rows.
 
         Hyper-parameters, shares and threshold stay as ``fit`` chose them; class counts change. The
-        first call is a ``fit``. A new class is added, at the cost of building the GP anew.
+        first call is a ``fit``. A new class is added; where several GPs share the labels, they are
+        built anew for it.
 
         Args:
             X: (B, D). y: (B,) classes; -1, None or NaN withdraws the label of that row.
@@ -442,6 +444,11 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             scores=scores.float().numpy(),
         )
 
+    @property
+    def row_scaling(self) -> Scaling:
+        """What makes points of rows: the same object until the next fit."""
+        return self._scaling
+
     def points(self, X: Any) -> Tensor:
         """Return rows (M, D) as the GP sees them, scaled; float32. O(M D)."""
         return self._scaling(self._checked(X))
@@ -527,7 +534,7 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             tolerance: see :class:`ClassifierHead`.
         """
         check_is_fitted(self)
-        return ClassifierHead(
+        return ClassifierHead.of(
             scaling=self._scaling,
             centre=self._centre if centre is None else centre,
             memory=self._memory,

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self, TypedDict
 
 import numpy as np
 import torch
@@ -29,8 +29,9 @@ from semigpc.estimator.answers import (
     WeightedColumns,
 )
 from semigpc.estimator.memory import Memory
+from semigpc.gp.engine import Expansion
 from semigpc.gp.head import KernelHead, kernel_values
-from semigpc.gp.kernels import square_norms, squared_distances
+from semigpc.gp.kernels import KERNELS, make_kernel, square_norms, squared_distances
 from semigpc.io.atomic import JsonObject, replacing
 
 ROWS = "rows"  # name of the input
@@ -41,6 +42,8 @@ MOST_WITH_VARIANCE = 2000
 # Squared distance, over the squared lengths, up to which a row is one that joined: the rounding of
 # float32.
 EQUAL_ROWS = 1e-12
+# Tensors of a head that are computed from a GP, or given; the others follow from facts.
+KEPT = ("centre", "scales", "joined_points", "joined_scores", "factor")
 
 
 @dataclass(frozen=True)
@@ -69,8 +72,11 @@ class ClassifierHead(nn.Module):
     O(M N (D + C + N)).
 
     Args:
-        scaling: from rows to points. centre: (D,) what is subtracted from rows first, in float64.
-        memory: the GP over the given labels. helped: that with joined rows, if there is one.
+        scale: from rows to points. given: scores by the given labels. joined: the same with joined
+            rows, if some joined.
+        kept: tensors by name: ``scales`` (C,) that the first scores contain, and where there are
+            any, ``centre`` (D,) that is subtracted from rows first, ``factor`` (N, N) of the
+            variance, and ``joined_points`` (P, D) with ``joined_scores`` (P, C).
         probabilities: from scores to probabilities. rules: from these to status and grade.
         tolerance: squared distance over the squared length of a point, up to which it is the same.
     """
@@ -89,10 +95,10 @@ class ClassifierHead(nn.Module):
     def __init__(
         self,
         *,
-        scaling: Scaling,
-        centre: Doubles | None,
-        memory: Memory,
-        helped: Memory | None,
+        scale: nn.Sequential,
+        given: KernelHead,
+        joined: KernelHead | None,
+        kept: Mapping[str, Tensor | None],
         probabilities: Probabilities,
         rules: Rules,
         tolerance: float = EQUAL_ROWS,
@@ -101,23 +107,56 @@ class ClassifierHead(nn.Module):
         self.probabilities = probabilities
         self.rules = rules
         self.tolerance = tolerance
-        self.scale = nn.Sequential(*(_plain(step) for step in scaling.steps))
-        self._keep("centre", None if centre is None else torch.from_numpy(centre))
-        self._keep("scales", memory.scales().clamp_min(1e-9))
+        self.scale = scale
+        self.given = given
+        self.joined = joined
+        for name in KEPT:
+            self._keep(name, kept.get(name))
         self._keep("shares", probabilities.shares.double())
         self._keep("counts", probabilities.counts.double())
-        self.given = KernelHead(memory.kernel, memory.expansion())
-        self.joined = None if helped is None else KernelHead(helped.kernel, helped.expansion())
-        joined = None if helped is None else helped.joined()
-        self._keep("joined_points", None if joined is None else joined.points.double())
-        self._keep("joined_scores", None if joined is None else joined.scores)
-        self._keep("factor", _inverse_factor(memory))
         self._keep("thresholds", torch.from_numpy(np.asarray(rules.thresholds, np.float64)))
         precisions = sorted(rules.grades)
         self._keep("precisions", torch.tensor([0.0, *precisions], dtype=torch.float64))
         least = np.full((1, len(rules.thresholds)), -np.inf)
         table = np.stack([least[0], *(rules.grades[each] for each in precisions)])
         self._keep("grades", torch.from_numpy(np.asarray(table, np.float64)))
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        scaling: Scaling,
+        centre: Doubles | None,
+        memory: Memory,
+        helped: Memory | None,
+        probabilities: Probabilities,
+        rules: Rules,
+        tolerance: float = EQUAL_ROWS,
+    ) -> Self:
+        """Return the head of a fitted classifier. O(n^3) for the factor of the variance.
+
+        Args:
+            scaling: from rows to points. centre: (D,) subtracted from rows first, in float64.
+            memory: the GP over the given labels. helped: that with joined rows, if there is one.
+            probabilities, rules, tolerance: as of the class.
+        """
+        joined = None if helped is None else helped.joined()
+        kept = {
+            "centre": None if centre is None else torch.from_numpy(centre),
+            "scales": memory.scales().clamp_min(1e-9),
+            "joined_points": None if joined is None else joined.points.double(),
+            "joined_scores": None if joined is None else joined.scores,
+            "factor": _inverse_factor(memory),
+        }
+        return cls(
+            scale=nn.Sequential(*(_plain(step) for step in scaling.steps)),
+            given=KernelHead(memory.kernel, memory.expansion()),
+            joined=None if helped is None else KernelHead(helped.kernel, helped.expansion()),
+            kept=kept,
+            probabilities=probabilities,
+            rules=rules,
+            tolerance=tolerance,
+        )
 
     def _keep(self, name: str, tensor: Tensor | None) -> None:
         self.register_buffer(name, None if tensor is None else tensor.clone())
@@ -181,43 +220,123 @@ def _inverse_factor(memory: Memory) -> Tensor | None:
     return inverse.mT.contiguous()
 
 
+# Storing ------------------------------------------------------------------------------------------
+
+
+class HeadFacts(TypedDict):
+    """What a stored head needs besides its tensors, for JSON.
+
+    ``steps`` are the names of the steps of its scaling, ``kernel`` and ``length_scale`` those of
+    both GPs; the rest are fields of :class:`Probabilities` and :class:`Rules`, with the precisions
+    of the grades.
+    """
+
+    steps: list[str]
+    kernel: str
+    length_scale: float
+    logit_scale: float
+    confidence_scale: float
+    sharpness: float
+    balanced: bool
+    precisions: list[float]
+    outlier_variance: float
+    tolerance: float
+
+
+def stored_head(head: ClassifierHead, length_scale: float) -> tuple[dict[str, Tensor], HeadFacts]:
+    """Return the tensors and facts from which :func:`restored_head` makes the same head.
+
+    Args:
+        length_scale: of the kernel, whatever the kernel calls it.
+    """
+    kinds: dict[type[nn.Module], str] = {kind: name for name, kind in STEP_KINDS.items()}
+    kernel_names = {kind: name for name, kind in KERNELS.items()}
+    probabilities = head.probabilities
+    facts: HeadFacts = {
+        "steps": [kinds[type(step)] for step in head.scale],
+        "kernel": kernel_names[type(head.given.kernel)],
+        "length_scale": length_scale,
+        "logit_scale": probabilities.logit_scale,
+        "confidence_scale": probabilities.confidence_scale,
+        "sharpness": probabilities.sharpness,
+        "balanced": probabilities.balanced,
+        "precisions": sorted(head.rules.grades),
+        "outlier_variance": head.rules.outlier_variance,
+        "tolerance": head.tolerance,
+    }
+    return dict(head.state_dict()), facts
+
+
+def restored_head(tensors: Mapping[str, Tensor], facts: HeadFacts) -> ClassifierHead:
+    """Return the head that :func:`stored_head` stored; it computes the same bits.
+
+    Raises:
+        KeyError: a tensor or a fact is missing, or a name is unknown.
+    """
+    kernel = make_kernel(facts["kernel"], facts["length_scale"])
+
+    def scores(name: str) -> KernelHead | None:
+        if f"{name}.points" not in tensors:
+            return None
+        expansion = Expansion(tensors[f"{name}.points"], tensors[f"{name}.weights"])
+        return KernelHead(kernel, expansion)
+
+    given = scores("given")
+    if given is None:
+        raise KeyError("given.points")
+    kinds = [STEP_KINDS[name] for name in facts["steps"]]
+    steps = [
+        kind({name: tensors.get(f"scale.{i}.{name}") for name in kind.names})
+        for i, kind in enumerate(kinds)
+    ]
+    thresholds = tensors["thresholds"].numpy()
+    grades = dict(zip(facts["precisions"], tensors["grades"][1:].numpy(), strict=True))
+    return ClassifierHead(
+        scale=nn.Sequential(*steps),
+        given=given,
+        joined=scores("joined"),
+        kept=tensors,
+        probabilities=Probabilities(
+            logit_scale=facts["logit_scale"],
+            confidence_scale=facts["confidence_scale"],
+            sharpness=facts["sharpness"],
+            shares=tensors["shares"],
+            counts=tensors["counts"],
+            balanced=facts["balanced"],
+        ),
+        rules=Rules(grades, thresholds, facts["outlier_variance"]),
+        tolerance=facts["tolerance"],
+    ).eval()
+
+
 # Scalings -----------------------------------------------------------------------------------------
 
 
-def _plain(step: Any) -> nn.Module:
-    """Return a step of a scaling as a module that computes the same bits."""
-    if isinstance(step, StandardScaler):
-        return _Standard(step)
-    if isinstance(step, UnitRows):
-        return _Unit()
-    if isinstance(step, GaussianRanks):
-        return _Ranks(step.knots)
-    weights = torch.from_numpy(step.weights)
-    if isinstance(step, Steps):
-        return _Steps(weights)
-    assert isinstance(step, WeightedColumns)
-    return _Weighted(weights)
+class _Step(nn.Module):
+    """A step of a scaling; all that it depends on are its buffers."""
+
+    names: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, buffers: Mapping[str, Tensor | None]) -> None:
+        super().__init__()
+        for name in self.names:
+            tensor = buffers.get(name)
+            self.register_buffer(name, None if tensor is None else tensor.clone())
 
 
-class _Standard(nn.Module):
+class _Standard(_Step):
     """(x - mean) / scale, in float32 as scikit-learn computes it."""
 
+    names = ("mean", "scale")
     mean: Tensor | None
     scale: Tensor | None
-
-    def __init__(self, scaler: StandardScaler) -> None:
-        super().__init__()
-        mean = torch.from_numpy(np.asarray(scaler.mean_, np.float32))
-        self.register_buffer("mean", mean if scaler.with_mean else None)
-        scale = np.asarray(scaler.scale_ if scaler.with_std else [1.0], np.float32)
-        self.register_buffer("scale", torch.from_numpy(scale) if scaler.with_std else None)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x if self.mean is None else x - self.mean
         return x if self.scale is None else x / self.scale
 
 
-class _Unit(nn.Module):
+class _Unit(_Step):
     """x / |x|; a row of zeros stays."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -225,53 +344,75 @@ class _Unit(nn.Module):
         return (x.double() / torch.where(lengths > 0, lengths, 1.0)).float()
 
 
-class _Ranks(nn.Module):
-    """Values of a standard normal by rank, from a table of all that occur."""
+class _Ranks(_Step):
+    """Values of a standard normal by rank, linear between those of the quantiles."""
 
+    names = ("knots", "values", "starts")
     knots: Tensor
     values: Tensor
-
-    def __init__(self, knots: Tensor) -> None:
-        super().__init__()
-        self.register_buffer("knots", knots.clone())
-        shares = (torch.arange(2 * KNOTS + 1) + 1).float() / (2 * KNOTS + 2)
-        self.register_buffer("values", torch.special.ndtri(shares))
+    starts: Tensor
 
     def forward(self, x: Tensor) -> Tensor:
-        columns = x.unsqueeze(2)
-        below = (self.knots < columns).sum(dim=2)
-        until = (self.knots <= columns).sum(dim=2)
-        return self.values[below + until]
+        below = (self.knots < x.unsqueeze(2)).sum(dim=2)  # (M, D)
+        lower = self.starts + (below - 1).clamp_min(0)
+        upper = self.starts + below.clamp_max(KNOTS - 1)
+        knots = self.knots.flatten()
+        values = self.values.flatten()
+        width = knots[upper] - knots[lower]
+        part = ((x - knots[lower]) / torch.where(width > 0, width, 1.0)).clamp(0, 1)
+        return values[lower] + part * (values[upper] - values[lower])
 
 
-class _Weighted(nn.Module):
+class _Weighted(_Step):
     """x w."""
 
+    names = ("weights",)
     weights: Tensor
-
-    def __init__(self, weights: Tensor) -> None:
-        super().__init__()
-        self.register_buffer("weights", weights.clone())
 
     def forward(self, x: Tensor) -> Tensor:
         return x * self.weights
 
 
-class _Steps(nn.Module):
-    """Columns encoded by STEPS columns each."""
+class _Steps(_Step):
+    """Columns encoded by STEPS columns each; weights (D, 1)."""
 
+    names = ("weights", "starts")
     weights: Tensor
     starts: Tensor
-
-    def __init__(self, weights: Tensor) -> None:
-        super().__init__()
-        self.register_buffer("weights", weights.clone().unsqueeze(1))
-        self.register_buffer("starts", torch.arange(STEPS).float())
 
     def forward(self, x: Tensor) -> Tensor:
         places = (x + FARTHEST_STEP) * (STEPS / (2 * FARTHEST_STEP))
         steps = (places.unsqueeze(2) - self.starts).clamp(0, 1) * self.weights
         return steps.flatten(1)
+
+
+STEP_KINDS: dict[str, type[_Step]] = {
+    "standard": _Standard,
+    "unit": _Unit,
+    "ranks": _Ranks,
+    "weighted": _Weighted,
+    "steps": _Steps,
+}
+
+
+def _plain(step: Any) -> _Step:
+    """Return a step of a scaling as a module that computes the same bits."""
+    if isinstance(step, StandardScaler):
+        mean = torch.from_numpy(np.asarray(step.mean_, np.float32))
+        scale = torch.from_numpy(np.asarray(step.scale_ if step.with_std else [1.0], np.float32))
+        with_mean = mean if step.with_mean else None
+        return _Standard({"mean": with_mean, "scale": scale if step.with_std else None})
+    if isinstance(step, UnitRows):
+        return _Unit({})
+    if isinstance(step, GaussianRanks):
+        starts = torch.arange(len(step.knots)) * KNOTS  # of each column in the flat tables
+        return _Ranks({"knots": step.knots, "values": step.values, "starts": starts})
+    weights = torch.from_numpy(step.weights)
+    if isinstance(step, Steps):
+        starts = torch.arange(STEPS).float()
+        return _Steps({"weights": weights.unsqueeze(1), "starts": starts})
+    assert isinstance(step, WeightedColumns)
+    return _Weighted({"weights": weights})
 
 
 # Files --------------------------------------------------------------------------------------------

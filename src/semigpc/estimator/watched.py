@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from semigpc.estimator.answers import Answers, Floats
+from semigpc.estimator.answers import Answers, Floats, Scaling
 from semigpc.estimator.classifier import SemiGPClassifier
 from semigpc.estimator.memory import Memory
 from semigpc.estimator.posterior import ScaledKernel, Scored
@@ -54,6 +54,7 @@ class WatchedRows:
     def __init__(self, X: Floats) -> None:
         self._X = X
         self._kernel: Kernel | None = None
+        self._scaling: Scaling | None = None
         self._points = torch.empty(0)
         self._slots: dict[int, int] = {}
         self._values = torch.empty(0, len(X))
@@ -114,8 +115,11 @@ class WatchedRows:
 
     def _follow(self, model: SemiGPClassifier) -> None:
         """Forget the values if the points or the kernel are others than before."""
-        points = model.points(self._X)
         same = self._kernel is not None and repr(self._kernel) == repr(model.kernel_)
+        if same and self._scaling is model.row_scaling:
+            return
+        points = model.points(self._X)
+        self._scaling = model.row_scaling
         if same and points.shape == self._points.shape and torch.equal(points, self._points):
             return
         self._points = points

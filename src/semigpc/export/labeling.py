@@ -5,74 +5,45 @@ table becomes the GP alone.
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from itertools import cycle
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from semigpc.estimator.head import (
-    PROBABILITIES,
     ClassifierHead,
     example_rows,
     head_facts,
     rows_input,
 )
-from semigpc.export.network import FORMATS, Floats, Predictor
-from semigpc.export.run import (
-    SMALL_BATCHES,
+from semigpc.export.network import (
+    FORMATS,
+    SAME_IMAGE,
     TOLERANCE,
     ExportedFile,
+    Floats,
     Kind,
+    LabelingNetwork,
     Progress,
+    as_input,
     check_free,
+    largest_difference,
+    network_facts,
     publish,
 )
 from semigpc.io.atomic import JsonObject
-from semigpc.io.errors import DataError, DifferenceError
-from semigpc.io.graphs import IMAGES, ONNX_PACKAGES
-from semigpc.io.images import DRAFT_FACTOR, read_squares
+from semigpc.io.errors import DataError
+from semigpc.io.graphs import ONNX_PACKAGES
+from semigpc.io.images import read_squares
 from semigpc.io.versions import versions
 from semigpc.labeling.inference import LoadedLabeling, load_labeling
-from semigpc.models.backbones import input_statistics
 from semigpc.models.encoder import Encoder
 
 CHECKED_IMAGES = 128  # with which a file is compared; a network on a CPU takes 10 to 30 ms for each
 CHECKED_ROWS = 1024  # the same, of a table
-BATCH = 64  # the largest of the check
-# As :data:`semigpc.estimator.head.EQUAL_ROWS`, for rows that a network computes anew: stored ones
-# were rounded to float16, by up to 5e-4 of each number.
-SAME_IMAGE = 4e-6
-
-
-class LabelingNetwork(nn.Module):
-    """Images (M, 3, s, s), RGB in [0, 1], to the outputs of the classifier on their embeddings.
-
-    Args:
-        backbone: from images to rows. head: the classifier on these.
-        rounded: whether rows are rounded to float16, as stored ones are: without it, probabilities
-            of photographs differed by up to 2e-4.
-    """
-
-    def __init__(self, backbone: nn.Module, head: ClassifierHead, *, rounded: bool) -> None:
-        super().__init__()
-        self.backbone = backbone
-        self.head = head
-        self.rounded = rounded
-
-    @property
-    def outputs(self) -> Sequence[str]:
-        """Return the names of the outputs, in their order."""
-        return self.head.outputs
-
-    def forward(self, images: Tensor) -> dict[str, Tensor]:
-        """Return all outputs of the classifier."""
-        rows: Tensor = self.backbone(images)
-        found: dict[str, Tensor] = self.head(rows.half().float() if self.rounded else rows)
-        return found
 
 
 def export_labeling(
@@ -130,7 +101,7 @@ def _write_draft(
         inputs, expected, check = _images_to_check(labelling, encoder, report)
     report(f"Writing {draft.name}", 0, None)
     form.write(network.eval(), size, draft, json.dumps(facts))
-    largest = _difference(form.open(draft), inputs, expected, report)
+    largest = largest_difference(form.open(draft), inputs, expected, report)
     return {
         **facts,
         "file": draft.name,
@@ -156,27 +127,11 @@ def _of_images(
 ) -> tuple[LabelingNetwork, int, JsonObject]:
     """Return the network with the classifier behind it, the size of images, and the facts."""
     head = labelling.model.head(tolerance=SAME_IMAGE)
-    size = encoder.image_size
-    mean, std = input_statistics(encoder.name)
-    facts = head_facts(head, labelling.class_names) | {
-        "network": {"name": encoder.name, "weights": encoder.weights},
-        "preparation": {
-            "decode": DRAFT_FACTOR * size,
-            "shorter_side": None,
-            "size": size,
-            "square": True,
-        },
-        "input": {
-            "name": IMAGES,
-            "shape": ["M", 3, size, size],
-            "dtype": "float32",
-            "values": "RGB, a byte / 255, in [0, 1]; not normalised: that is done inside",
-        },
-        "normalised_inside_by": {"mean": list(mean), "std": list(std)},
-    }
+    facts = network_facts(head, encoder, labelling.class_names)
     assert labelling.network is not None
     rounded = labelling.network.key.precision == "float16"
-    return LabelingNetwork(encoder.of_unit_range(), head, rounded=rounded), size, facts
+    network = LabelingNetwork(encoder.of_unit_range(), head, rounded=rounded)
+    return network, encoder.image_size, facts
 
 
 # The check ----------------------------------------------------------------------------------------
@@ -207,44 +162,16 @@ def _images_to_check(
             place = dict(zip(names, chosen.tolist(), strict=True))
             rows = project.embeddings(np.array([place[name] for name in good]))
             check = {"images": len(good), "random_images": 0}
-            return _as_input(pixels), labelling.model.predict_proba(rows), check
+            return as_input(pixels), labelling.model.predict_proba(rows), check
     size = encoder.image_size
     shape = (CHECKED_IMAGES, size, size, 3)
     pixels = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
     parts = [encoder(torch.from_numpy(part)).half().float() for part in np.array_split(pixels, 8)]
     expected = labelling.model.predict_proba(torch.cat(parts).numpy())
-    return _as_input(pixels), expected, {"images": 0, "random_images": len(pixels)}
-
-
-def _as_input(pixels: Any) -> Floats:
-    channels_first = np.ascontiguousarray(pixels.transpose(0, 3, 1, 2), dtype=np.float32)
-    return channels_first / np.float32(255)
+    return as_input(pixels), expected, {"images": 0, "random_images": len(pixels)}
 
 
 def _spread(count: int, most: int) -> Any:
     """Return at most so many rows at even distances, since such sets are often sorted."""
     own = min(most, count)
     return np.arange(own) * count // own
-
-
-def _difference(predictor: Predictor, inputs: Floats, expected: Floats, report: Progress) -> float:
-    """Return the largest difference of a probability, in batches of several sizes.
-
-    Raises:
-        DifferenceError: it is above TOLERANCE, or NaN.
-    """
-    largest = 0.0
-    start = 0
-    sizes = cycle((*SMALL_BATCHES, BATCH))
-    while start < len(inputs):
-        own = slice(start, start + next(sizes))
-        probs = predictor(inputs[own])[PROBABILITIES]
-        largest = float(np.maximum(largest, np.abs(probs - expected[own]).max()))  # keeps NaN
-        start = own.stop
-        report("Checking", min(start, len(inputs)), len(inputs))
-    if not largest <= TOLERANCE:
-        raise DifferenceError(
-            f"the file differs from semigpc predict by {largest:.2g} in a probability, and "
-            f"{TOLERANCE:g} is allowed; it was removed. Try the other kind=..."
-        )
-    return largest

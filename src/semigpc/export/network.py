@@ -1,10 +1,15 @@
-"""The exported network, from images to probabilities, and the two formats of its file."""
+"""Exported networks, from images to probabilities, the two formats of their files, and how files
+and the facts about them appear.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import cycle
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from tempfile import TemporaryDirectory
+from typing import Any, Literal, NamedTuple, Protocol, TypedDict
 
 import numpy as np
 import torch
@@ -12,19 +17,32 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from semigpc.data import AugmentConfig
-from semigpc.estimator.head import ROWS
+from semigpc.estimator.head import ROWS, ClassifierHead, head_facts
 from semigpc.gp import KernelHead
 from semigpc.io import graphs
-from semigpc.io.errors import NotExportableError
+from semigpc.io.atomic import JsonObject, replacing, write_json, writing
+from semigpc.io.errors import DifferenceError, NotExportableError, RunError, SettingsError
 from semigpc.io.graphs import IMAGES, METADATA, ONNX_PACKAGES, trace
+from semigpc.io.images import DRAFT_FACTOR
 from semigpc.io.threads import allowed
 from semigpc.models import Classifier, OnFrozen
+from semigpc.models.backbones import input_statistics
+from semigpc.models.encoder import Encoder
 from semigpc.training.calibration import GP_SHARE
 from semigpc.training.metrics import Head
+from semigpc.training.run_folder import Choice
 from semigpc.training.state import EvaluationNetwork
 from semigpc.types import ModelOutput
 
 PROBABILITIES = "probabilities"
+Kind = Literal["onnx", "torch"]
+Progress = Callable[[str, int, int | None], None]
+TOLERANCE = 1e-4  # largest difference of a probability
+SMALL_BATCHES = (1, 7)  # images; sizes at which a traced network may go wrong
+# As :data:`semigpc.estimator.head.EQUAL_ROWS`, for rows that a network computes anew: stored ones
+# were rounded to float16, by up to 5e-4 of each number.
+SAME_IMAGE = 4e-6
+BATCH = 64  # inputs, the largest of the check
 Floats = NDArray[np.float32]
 Predictor = Callable[[Floats], dict[str, Floats]]
 
@@ -109,6 +127,55 @@ class ExportedNetwork(nn.Module):
         if self.mixes:
             probs["gp"] = GP_SHARE * probs["gp"] + (1 - GP_SHARE) * probs["linear"]
         return {name: probs[head] for name, head in self.outputs.items()}
+
+
+class LabelingNetwork(nn.Module):
+    """Images (M, 3, s, s), RGB in [0, 1], to the outputs of the classifier on their embeddings.
+
+    Args:
+        backbone: from images to rows. head: the classifier on these.
+        rounded: whether rows are rounded to float16, as stored ones are: without it, probabilities
+            of photographs differed by up to 2e-4.
+    """
+
+    def __init__(self, backbone: nn.Module, head: ClassifierHead, *, rounded: bool) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.head = head
+        self.rounded = rounded
+
+    @property
+    def outputs(self) -> Sequence[str]:
+        """Return the names of the outputs, in their order."""
+        return self.head.outputs
+
+    def forward(self, images: Tensor) -> dict[str, Tensor]:
+        """Return all outputs of the classifier."""
+        rows: Tensor = self.backbone(images)
+        found: dict[str, Tensor] = self.head(rows.half().float() if self.rounded else rows)
+        return found
+
+
+def network_facts(head: ClassifierHead, encoder: Encoder, class_names: list[str]) -> JsonObject:
+    """Return what a user of the exported network must know, for JSON."""
+    size = encoder.image_size
+    mean, std = input_statistics(encoder.name)
+    return head_facts(head, class_names) | {
+        "network": {"name": encoder.name, "weights": encoder.weights},
+        "preparation": {
+            "decode": DRAFT_FACTOR * size,
+            "shorter_side": None,
+            "size": size,
+            "square": True,
+        },
+        "input": {
+            "name": IMAGES,
+            "shape": ["M", 3, size, size],
+            "dtype": "float32",
+            "values": "RGB, a byte / 255, in [0, 1]; not normalised: that is done inside",
+        },
+        "normalised_inside_by": {"mean": list(mean), "std": list(std)},
+    }
 
 
 Bare = Classifier | EvaluationNetwork | OnFrozen
@@ -219,3 +286,143 @@ FORMATS = {
     "onnx": Format(".onnx", ONNX_PACKAGES, write_onnx, open_onnx),
     "torch": Format(".pt2", (), write_torch, open_torch),
 }
+
+
+# Files and what stands beside them ----------------------------------------------------------------
+
+
+class InputFacts(TypedDict):
+    """The input of an exported file."""
+
+    name: str
+    shape: list[str | int]
+    dtype: str
+    values: str
+
+
+class OutputFacts(TypedDict):
+    """One output of an exported file: probabilities by a head, with its temperature."""
+
+    head: Head
+    temperature: float
+    shape: list[str | int]
+    dtype: str
+
+
+class CheckFacts(TypedDict):
+    """How far the file's probabilities are from those of the run, and on how many images."""
+
+    rows: int
+    test_images: int
+    random_images: int
+    largest_difference: float
+    of_each_output: dict[str, float]
+    tolerance: float
+
+
+class ModelFacts(TypedDict):
+    """What a user of an exported file must know; the file contains it, under METADATA.
+
+    ``preparation`` has the fields of :class:`semigpc.data.augment.Preparation`.
+    """
+
+    checkpoint: Choice
+    step: int
+    class_names: list[str]
+    preparation: dict[str, int | None]
+    input: InputFacts
+    normalised_inside_by: dict[str, list[float]]
+    outputs: dict[str, OutputFacts]
+    gp: dict[str, str | int] | None
+
+
+class ExportFacts(ModelFacts):
+    """The JSON file beside an exported one: the facts in it, and what its check showed."""
+
+    file: str
+    format: Kind
+    run: str
+    check: CheckFacts
+    notes: list[str]
+    versions: dict[str, str]
+
+
+class ExportedFile(NamedTuple):
+    """The file that was written, and the facts in the JSON file beside it."""
+
+    path: Path
+    facts: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Exported:
+    """The file that was written, and the ``facts`` in the JSON file beside it."""
+
+    path: Path
+    facts: ExportFacts
+
+
+def publish(path: Path, write: Callable[[Path], Mapping[str, Any]]) -> ExportedFile:
+    """Let ``write`` make a file and return its facts, then put both in place, the file last."""
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with writing(path), TemporaryDirectory(prefix=f".{path.stem}-", dir=path.parent) as drafts:
+        draft = Path(drafts) / path.name
+        facts = write(draft)
+        write_json(beside(draft), facts)
+        for file in sorted(Path(drafts).iterdir(), key=lambda file: file == draft):  # model last
+            with replacing(path.parent / file.name) as place:
+                file.replace(place)
+    return ExportedFile(path, facts)
+
+
+def check_free(path: Path, kind: Kind, *, overwrite: bool) -> None:
+    """Raise if a file of this kind cannot be written there."""
+    suffix = FORMATS[kind].suffix
+    if path.suffix != suffix:
+        raise SettingsError(
+            f"the name of the file must end in {suffix} for kind={kind}; got {path.name!r}."
+        )
+    for file in (path, beside(path)):
+        if file.is_dir():
+            raise SettingsError(f"{file} is a folder. Give the name of a file by out=...")
+        if file.exists() and not overwrite:
+            raise RunError(
+                f"{file} exists. Give another name by out=..., or replace it by overwrite=True."
+            )
+
+
+def beside(path: Path) -> Path:
+    """Return the path of the JSON file that describes the exported one."""
+    return path.with_name(f"{path.name}.json")
+
+
+def as_input(pixels: NDArray[np.uint8]) -> Floats:
+    """Return images (M, s, s, 3) of bytes as the network takes them."""
+    channels_first = np.ascontiguousarray(pixels.transpose(0, 3, 1, 2), dtype=np.float32)
+    return channels_first / np.float32(255)
+
+
+def largest_difference(
+    predictor: Predictor, inputs: Floats, expected: NDArray[np.floating[Any]], report: Progress
+) -> float:
+    """Return the largest difference of a probability, in batches of several sizes.
+
+    Raises:
+        DifferenceError: it is above TOLERANCE, or NaN.
+    """
+    largest = 0.0
+    start = 0
+    sizes = cycle((*SMALL_BATCHES, BATCH))
+    while start < len(inputs):
+        own = slice(start, start + next(sizes))
+        probs = predictor(inputs[own])[PROBABILITIES]
+        largest = float(np.maximum(largest, np.abs(probs - expected[own]).max()))  # keeps NaN
+        start = own.stop
+        report("Checking", min(start, len(inputs)), len(inputs))
+    if not largest <= TOLERANCE:
+        raise DifferenceError(
+            f"the file differs from semigpc predict by {largest:.2g} in a probability, and "
+            f"{TOLERANCE:g} is allowed; it was removed. Try the other kind=..."
+        )
+    return largest

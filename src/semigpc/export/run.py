@@ -3,113 +3,58 @@
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any, Literal, NamedTuple, TypedDict
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from semigpc.data import Augment
-from semigpc.export.network import FORMATS, Bare, ExportedNetwork, Predictor, bare
-from semigpc.gp import NoExpansionError
-from semigpc.io.atomic import replacing, write_json, writing
-from semigpc.io.errors import (
-    DataError,
-    DifferenceError,
-    NotExportableError,
-    RunError,
-    SettingsError,
+from semigpc.export.network import (
+    FORMATS,
+    PROBABILITIES,
+    SAME_IMAGE,
+    SMALL_BATCHES,
+    TOLERANCE,
+    Bare,
+    CheckFacts,
+    Exported,
+    ExportedNetwork,
+    ExportFacts,
+    Kind,
+    LabelingNetwork,
+    ModelFacts,
+    Predictor,
+    Progress,
+    as_input,
+    bare,
+    check_free,
+    largest_difference,
+    network_facts,
+    publish,
 )
+from semigpc.gp import NoExpansionError
+from semigpc.io.errors import DataError, DifferenceError, NotExportableError, RunError
 from semigpc.io.graphs import IMAGES, ONNX_PACKAGES
-from semigpc.io.images import Pixels
+from semigpc.io.images import DRAFT_FACTOR, Pixels, square_of
 from semigpc.io.versions import versions
+from semigpc.models.encoder import Encoder
 from semigpc.refiners import GaussianProcessRefiner
 from semigpc.training.evaluate import predict
 from semigpc.training.inference import HeadChoice, LoadedRun, load_run
+from semigpc.training.label_head import LabelHead
 from semigpc.training.metrics import Head
 from semigpc.training.run_folder import Choice
 
-Kind = Literal["onnx", "torch"]
-Progress = Callable[[str, int, int | None], None]
 CHECK_IMAGES = 1024  # on which a file is compared with its run
-TOLERANCE = 1e-4  # largest difference of a probability
-SMALL_BATCHES = (1, 7)  # images; sizes at which a traced network may go wrong
+# The same, of a label head: its network takes 10 to 30 ms for each on a CPU.
+PHOTOGRAPHS_CHECKED = 128
+Doubles = NDArray[np.float64]
 LARGE_BATCH = 256  # images
-
-
-class InputFacts(TypedDict):
-    """The input of an exported file."""
-
-    name: str
-    shape: list[str | int]
-    dtype: str
-    values: str
-
-
-class OutputFacts(TypedDict):
-    """One output of an exported file: probabilities by a head, with its temperature."""
-
-    head: Head
-    temperature: float
-    shape: list[str | int]
-    dtype: str
-
-
-class CheckFacts(TypedDict):
-    """How far the file's probabilities are from those of the run, and on how many images."""
-
-    rows: int
-    test_images: int
-    random_images: int
-    largest_difference: float
-    of_each_output: dict[str, float]
-    tolerance: float
-
-
-class ModelFacts(TypedDict):
-    """What a user of an exported file must know; the file contains it, under METADATA.
-
-    ``preparation`` has the fields of :class:`semigpc.data.augment.Preparation`.
-    """
-
-    checkpoint: Choice
-    step: int
-    class_names: list[str]
-    preparation: dict[str, int | None]
-    input: InputFacts
-    normalised_inside_by: dict[str, list[float]]
-    outputs: dict[str, OutputFacts]
-    gp: dict[str, str | int] | None
-
-
-class ExportFacts(ModelFacts):
-    """The JSON file beside an exported one: the facts in it, and what its check showed."""
-
-    file: str
-    format: Kind
-    run: str
-    check: CheckFacts
-    notes: list[str]
-    versions: dict[str, str]
-
-
-class ExportedFile(NamedTuple):
-    """The file that was written, and the facts in the JSON file beside it."""
-
-    path: Path
-    facts: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Exported:
-    """The file that was written, and the ``facts`` in the JSON file beside it."""
-
-    path: Path
-    facts: ExportFacts
 
 
 def export_run(
@@ -135,7 +80,8 @@ def export_run(
         kind: of file.
         out: ``export/model.onnx`` or ``export/model.pt2`` in the run's folder if left out.
         head: to export; ``auto`` exports all heads of the run, and ``probabilities`` are those of
-            the head by which it is evaluated.
+            the head by which it is evaluated. A label head, on images of another size, is exported
+            alone, if it is that head.
         overwrite: replace an existing file.
         progress: called with the stage, what is done of it, and its size.
     """
@@ -146,44 +92,30 @@ def export_run(
     check_free(path, kind, overwrite=overwrite)
     report("Loading the run", 0, None)
     run = load_run(folder, checkpoint)
-    if run.gp is not None:
-        run.gp.cpu()
-    network = bare(run.network)
-    exported = _exported_network(run, network, run.heads(head))
+    heads = run.heads(head)
     facts: list[ExportFacts] = []
 
     def write(draft: Path) -> Mapping[str, Any]:
-        facts.append(_write_draft(run, network, exported, kind, draft, report))
+        write_run = _write_label_head if heads[0] == "label" else _write_network
+        facts.append(write_run(run, heads, kind, draft, report))
         return facts[0]
 
     publish(path, write)
     return Exported(path, facts[0])
 
 
-def publish(path: Path, write: Callable[[Path], Mapping[str, Any]]) -> ExportedFile:
-    """Let ``write`` make a file and return its facts, then put both in place, the file last."""
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    with writing(path), TemporaryDirectory(prefix=f".{path.stem}-", dir=path.parent) as drafts:
-        draft = Path(drafts) / path.name
-        facts = write(draft)
-        write_json(_beside(draft), facts)
-        for file in sorted(Path(drafts).iterdir(), key=lambda file: file == draft):  # model last
-            with replacing(path.parent / file.name) as place:
-                file.replace(place)
-    return ExportedFile(path, facts)
-
-
-def _write_draft(
-    run: LoadedRun,
-    network: Bare,
-    exported: ExportedNetwork,
-    kind: Kind,
-    draft: Path,
-    report: Progress,
+def _write_network(
+    run: LoadedRun, heads: Sequence[Head], kind: Kind, draft: Path, report: Progress
 ) -> ExportFacts:
-    """Write a run as one file, compare it with the run, and return the facts about it."""
+    """Write what was trained as one file, compare it with the run, and return the facts about it.
+
+    A label head among ``heads`` is left out: it is on images of another size.
+    """
     form = FORMATS[kind]
+    if run.gp is not None:
+        run.gp.cpu()
+    network = bare(run.network)
+    exported = _exported_network(run, network, [head for head in heads if head != "label"])
     images = _check_images(run)
     facts = _model_facts(run, exported)
     report(f"Writing {draft.name}", 0, None)
@@ -218,22 +150,6 @@ def _write_draft(
     }
 
 
-def check_free(path: Path, kind: Kind, *, overwrite: bool) -> None:
-    """Raise if a file of this kind cannot be written there."""
-    suffix = FORMATS[kind].suffix
-    if path.suffix != suffix:
-        raise SettingsError(
-            f"the name of the file must end in {suffix} for kind={kind}; got {path.name!r}."
-        )
-    for file in (path, _beside(path)):
-        if file.is_dir():
-            raise SettingsError(f"{file} is a folder. Give the name of a file by out=...")
-        if file.exists() and not overwrite:
-            raise RunError(
-                f"{file} exists. Give another name by out=..., or replace it by overwrite=True."
-            )
-
-
 def _exported_network(run: LoadedRun, network: Bare, heads: Sequence[Head]) -> ExportedNetwork:
     """Return the network with the GP of a run, as one function from images to probabilities."""
     gp = run.gp
@@ -252,11 +168,6 @@ def _exported_network(run: LoadedRun, network: Bare, heads: Sequence[Head]) -> E
         outputs_of=heads,
         temperatures=run.temperatures,
     ).eval()
-
-
-def _beside(path: Path) -> Path:
-    """Return the path of the JSON file that describes the exported one."""
-    return path.with_name(f"{path.name}.json")
 
 
 # The check ----------------------------------------------------------------------------------------
@@ -354,6 +265,104 @@ def _check_differences(largest: dict[str, float]) -> None:
             "is allowed; it was removed. Try the other kind=..., or head=linear; if only the GP "
             "differs and its engine is matrix_free, train with refiner.engine.dtype=float64."
         )
+
+
+# The label head ----------------------------------------------------------------------------------
+
+
+def _write_label_head(
+    run: LoadedRun, heads: Sequence[Head], kind: Kind, draft: Path, report: Progress
+) -> ExportFacts:
+    """Write the label head as one file, compare it with the run, and return the facts about it.
+
+    Args:
+        heads: of which the first is the label head; the others are not written.
+        kind: of file. draft: where to. report: called with stage, what is done, and its size.
+    """
+    form = FORMATS[kind]
+    label_head = run.label_head
+    assert label_head is not None
+    encoder = label_head.config.encoder()
+    if encoder.weights != label_head.key.weights:
+        raise RunError(
+            f"the weights of {encoder.name} are not those that {run.folder.path} was trained with. "
+            f"Put these back ({label_head.config.source})."
+        )
+    classifier = label_head.classifier
+    classifier.tolerance = SAME_IMAGE
+    facts = network_facts(classifier, encoder, list(run.class_names))
+    outputs = {
+        name: {"head": heads[0], "temperature": 1.0, **about}
+        for name, about in facts["outputs"].items()
+    }
+    facts |= {"checkpoint": run.checkpoint, "step": run.step, "outputs": outputs}
+    rounded = label_head.key.precision == "float16"
+    network = LabelingNetwork(encoder.of_unit_range(), classifier, rounded=rounded).eval()
+    report(f"Writing {draft.name}", 0, None)
+    form.write(network, encoder.image_size, draft, json.dumps(facts))
+    check, note = _check_label_head(run, label_head, encoder, form.open(draft), report)
+    whole = {
+        **facts,
+        "file": draft.name,
+        "format": kind,
+        "run": str(run.folder.path),
+        "check": check,
+        "notes": [note] if note else [],
+        "versions": versions(*ONNX_PACKAGES),
+    }
+    return cast("ExportFacts", whole)
+
+
+def _check_label_head(
+    run: LoadedRun,
+    label_head: LabelHead,
+    encoder: Encoder,
+    predictor: Predictor,
+    report: Progress,
+) -> tuple[CheckFacts, str]:
+    """Compare the file with the run on test images, or on random ones; return what it showed.
+
+    The note says why there are no test images, where there are none.
+    """
+    note = ""
+    try:
+        pixels, expected = _of_test(run, label_head, encoder.image_size)
+        own = len(pixels)
+    except (RunError, DataError, OSError) as error:
+        note = f"Checked on random images alone: {' '.join(str(error).split())}."
+        pixels, expected = _of_noise(label_head, encoder)
+        own = 0
+    largest = largest_difference(predictor, as_input(pixels), expected, report)
+    check: CheckFacts = {
+        "rows": len(pixels),
+        "test_images": own,
+        "random_images": len(pixels) - own,
+        "largest_difference": largest,
+        "of_each_output": {PROBABILITIES: largest},
+        "tolerance": TOLERANCE,
+    }
+    return check, note
+
+
+def _of_test(run: LoadedRun, label_head: LabelHead, size: int) -> tuple[Pixels, Doubles]:
+    """Return test images at even distances, and the probabilities that predict returns."""
+    if not run.has("test"):
+        raise RunError("the run had no test images")
+    _, images = replace(run, gp=None).part("test")  # a GP would be filled again
+    own = min(PHOTOGRAPHS_CHECKED, len(images))
+    chosen = images.subset(np.arange(own) * len(images) // own)
+    squares = [
+        square_of(chosen.read(i, at_least=DRAFT_FACTOR * size), size) for i in range(len(chosen))
+    ]
+    return np.array(squares), label_head.probs(chosen)
+
+
+def _of_noise(label_head: LabelHead, encoder: Encoder) -> tuple[Pixels, Doubles]:
+    """Return random images and their probabilities."""
+    shape = (PHOTOGRAPHS_CHECKED, encoder.image_size, encoder.image_size, 3)
+    pixels = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    parts = [encoder(torch.from_numpy(part)).half().float() for part in np.array_split(pixels, 8)]
+    return pixels, label_head.of_rows(torch.cat(parts))
 
 
 # The description ----------------------------------------------------------------------------------

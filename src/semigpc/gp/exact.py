@@ -283,6 +283,18 @@ class ExactGP(Engine):
 
     # Changes --------------------------------------------------------------------------------------
 
+    @torch.no_grad()
+    def rename_classes(self, places: Tensor, n_classes: int) -> None:
+        """Make class c class ``places[c]`` of ``n_classes``. K^-1 stays as it is: O(N C)."""
+        targets = self.targets.new_zeros(self.capacity, n_classes)
+        targets[:, places] = self.targets
+        solution = self.solution.new_zeros(n_classes + 1, self.solution.shape[1])
+        solution[places] = self.solution[:-1]
+        solution[-1] = self.solution[-1]
+        self.targets = targets
+        self.solution = solution
+        self.n_classes = n_classes
+
     def _change(self, slots: Tensor, features: Tensor | None, targets: Tensor | None) -> None:
         """Update P, or invert K where that is cheaper; restore the old rows if neither works."""
         if self.inverse.size < self.capacity:

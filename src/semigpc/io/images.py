@@ -485,10 +485,29 @@ def read_squares(
     return good, np.array(squares, np.uint8).reshape(-1, size, size, 3), bad
 
 
+def pool_squares(
+    images: Images, positions: Sequence[str], size: int
+) -> tuple[list[str], Pixels, list[Bad]]:
+    """Return what :func:`read_squares` does, for images of a pool, named by their positions.
+
+    Raises:
+        DataError: an image cannot be read.
+    """
+    squares = [
+        square_of(images.read(int(position), at_least=DRAFT_FACTOR * size), size)
+        for position in positions
+    ]
+    return list(positions), np.array(squares, np.uint8).reshape(-1, size, size, 3), []
+
+
+def square_of(image: Image.Image, size: int) -> Pixels:
+    """Return the largest square in the middle of an image, resized to (s, s, 3) bytes."""
+    return to_pixels(ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR))
+
+
 def _square(path: Path, size: int) -> Pixels:
     try:
-        image = read_image(path, at_least=DRAFT_FACTOR * size)
-        return to_pixels(ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR))
+        return square_of(read_image(path, at_least=DRAFT_FACTOR * size), size)
     except ImageError as error:
         raise ImageError(_reason(error.__cause__ or error, path)) from error
     except Exception as error:  # a decoder may raise any error for a damaged file

@@ -18,6 +18,7 @@ from semigpc.io.text import from_spreadsheet_cell, listed, printable
 
 if TYPE_CHECKING:
     import numpy as np
+    import pandas
     import pyarrow
     from numpy.typing import NDArray
 
@@ -332,6 +333,19 @@ def as_label(value: Any, where: object = "a table of labels") -> str | None:
             f"begins with {printable(label[:40])!r}. Shorten it, or name another column of labels."
         )
     return label
+
+
+def data_frame(columns: Mapping[str, Any]) -> "pandas.DataFrame":
+    """Return columns (n,) as a DataFrame of pandas, which is no dependency of semigpc.
+
+    Raises:
+        ImportError: pandas is not installed.
+    """
+    try:
+        import pandas
+    except ImportError as error:
+        raise ImportError("A DataFrame needs pandas: pip install pandas.") from error
+    return pandas.DataFrame(dict(columns))
 
 
 # Embeddings ---------------------------------------------------------------------------------------

@@ -1,6 +1,12 @@
 """Which rows to ask people about next, and why: one chooser for the page and for ``suggest``.
 
-A row i teaches much if little is known of it, its class is in doubt, and many rows are like it:
+Up to two labels for each class met, probabilities are not worth much, so the rows asked are typical
+of large groups: k-means finds as many clusters as there are labels and rows wanted, and the row of
+the smallest mean distance to its 10 nearest stands for the largest cluster with the fewest labels
+(TypiClust, Hacohen et al. 2022).
+
+Then a row i teaches much if little is known of it, its class is in doubt, and many rows are like
+it:
 
     worth_i = u_i sqrt(C_ii g_i)          g_i = sum_j C_ij^2 / (C_ii + sigma^2)
     u_i = (1 - p_i1 + p_i2) sum_c p_ic nbar / n_c
@@ -12,13 +18,12 @@ answered,
     C <- C - C_i C_i^T / (C_ii + sigma^2)
 
 so no two are alike. p_i1 and p_i2 are the probabilities of its first two classes; a class with few
-of the labels, n_c, weighs more. Up to four labels for each class met, probabilities and length-
-scales are not worth much: C is then a prior covariance given the labelled rows, worth_i = C_ii g_i,
-and the rows chosen spread over the data, typical ones first.
+of the labels, n_c, weighs more.
 
-Between these rows come others: the next row of a random order, on which the guarantee rests; rows
-that may be of a class in need; labels that the others contradict, and copies with different labels.
-How the choice was made is in docs/results.md.
+Between these rows come others: the next row of a random order, on which the guarantee rests, though
+not among the first answers, which teach most; rows that may be of a class that gets no label;
+labels that the others contradict, and copies with different labels. How the choice was made is in
+docs/results.md.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,6 +32,8 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from sklearn.cluster import KMeans
+from sklearn.decomposition import PCA
 
 from semigpc.estimator import SemiGPClassifier, Status
 
@@ -35,14 +42,14 @@ Mask = NDArray[np.bool_]
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-RANDOM_EVERY = 2  # cards, of which one is the next row of the random order (docs/results.md)
+RANDOM_FROM = 40  # labels, given ones among them, from which on ... (docs/results.md)
+RANDOM_EVERY = 2  # ... one card of so many is the next row of the random order
 CHECK_EVERY = 4  # of the others, one is a label to check, while there are such
-NEED_EVERY = 4  # of the others, one is for a class in need, while there are such
+NEED_EVERY = 4  # of the others, one is for a class that gets no new label, while there are such
 POOL_ROWS = 1000  # rows that are chosen among
-SPREAD_LABELS = 4  # labels for each class met, up to which rows spread over the data
-PRIOR_NOISE = 0.1  # sigma^2 of the prior covariance
-PRIOR_SCALE = 0.5  # its length-scale, in median distances
-FAR_VARIANCE = 0.7  # posterior over prior variance from which a row may be of another class
+SPREAD_LABELS = 2  # labels for each class met, up to which rows asked are typical of clusters
+TYPICAL_NEAREST = 10  # rows of its cluster to which a typical row is near
+CLUSTERED_COLUMNS = 64  # principal components of the rows that are clustered
 TIE_RATIO = 0.5  # second over first probability, from which both classes are named
 SMALLEST = 1e-12
 
@@ -115,30 +122,39 @@ class Pool:
 
 
 def choose(
-    pool: Pool, count: int, *, seed: int = 0, random_every: int = RANDOM_EVERY
+    pool: Pool,
+    count: int,
+    *,
+    seed: int = 0,
+    random_every: int = RANDOM_EVERY,
+    random_from: int = RANDOM_FROM,
 ) -> list[Choice]:
     """Return the rows to ask next, in this order; fewer than ``count`` if no more are open.
 
-    Equal input gives equal choices. Every ``random_every``-th card, counted over all answers, is
-    the next row of the random order.
+    Equal input gives equal choices. From RANDOM_FROM labels on, every ``random_every``-th card,
+    counted over all answers, is the next row of the random order.
 
     Cost for P <= 1000 rows to choose among and l labels: O(P l^2 + P^2 (l + D)) for their
-    covariance, then O(count P^2).
+    covariance, then O(count P^2). While the labels are few, O((P + l) (l + count)) a round of
+    k-means in its stead.
 
     Args:
         pool: the rows. count: choices wanted.
         seed: of the rows to choose among, where there are more of them.
         random_every: cards of which one is drawn at random; 0 for none.
+        random_from: labels before which none is.
     """
     is_open = pool.is_open.copy()
     drawn = np.flatnonzero(is_open)[np.argsort(pool.order[is_open], kind="stable")].tolist()
     checks = _checks(pool)
     lessons = _Lessons(pool, count, seed)
+    labels = int((pool.known >= 0).sum())
     chosen: list[Choice] = []
     while len(chosen) < count:
         turn = pool.answered + len(chosen) + 1
-        is_random = random_every > 0 and turn % random_every == 0
-        other = turn - turn // random_every if random_every else turn  # turns that are not random
+        draws = random_every > 0 and labels + len(chosen) >= random_from
+        is_random = draws and turn % random_every == 0
+        other = turn - turn // random_every if draws else turn  # turns that are not random
         choice = None
         if is_random:
             row = next((row for row in drawn if is_open[row]), None)
@@ -212,7 +228,8 @@ class _Lessons:
 
     Attributes:
         rows: (P,) open rows to choose among, sorted. classes: of the model; none without one.
-        probs: (P, C) by the model. doubt: (P,) u; all 1 while the labels are few.
+        clusters: of the rows, while the labels are few.
+        probs: (P, C) by the model; the rest only without clusters. doubt: (P,) u.
         is_far: (P,) unlike all labelled rows, before anything was chosen.
     """
 
@@ -221,50 +238,47 @@ class _Lessons:
         x = pool.rows(self.rows)
         model = pool.model if len(x) else None
         labelled = np.flatnonzero(pool.known >= 0)
-        self.classes: list[str] = []
-        self.lacks: dict[int, str] = {}
-        self.probs = np.empty((len(x), 0))
-        self.doubt = np.ones(len(x))
-        if model is not None:
-            self.classes = [str(name) for name in model.classes_]
-            self.probs = model.predict_proba(x).astype(np.float64)
-            self.lacks = _needs(pool, self.classes)
-        self.needs = list(self.lacks)
-        self.spreads = model is None or len(labelled) < SPREAD_LABELS * len(self.classes)
-        if model is None or self.spreads:
-            covariance = _prior_covariance(x, pool.rows(labelled))
-            self.coverage = _Coverage(covariance, PRIOR_NOISE)
-            least = FAR_VARIANCE
-        else:
-            least = float(model.outlier_variance_)
-            self.doubt = _doubt(self.probs, model.class_counts_)
-            self.coverage = _Coverage(model.covariance(x, x), model.noise_std_**2)
-        self.is_far = self.coverage.variance > least
+        self.clusters: _Clusters | None = None
+        if model is None or len(labelled) < SPREAD_LABELS * len(model.classes_):
+            self.clusters = _Clusters(x, pool.rows(labelled), count, seed)
+            return
+        self.classes = [str(name) for name in model.classes_]
+        self.probs = model.predict_proba(x).astype(np.float64)
+        self.lacks, self.sought = _needs(pool, self.classes)
+        self.doubt = _doubt(self.probs, model.class_counts_)
+        self.coverage = _Coverage(model.covariance(x, x), model.noise_std_**2)
+        self.is_far = self.coverage.variance > float(model.outlier_variance_)
 
     def next(self, is_open: Mask, turn: int) -> Choice | None:
-        """Return the best of the rows (n,) that are open; None if there is none. O(P).
+        """Return the best of the rows (n,) that are open; None if there is none. O(P log P).
 
-        In every fourth turn it is the best for a class in need.
+        In every fourth turn it is the best for a class that gets no new label. Other classes in
+        need are left to u, which led to better models than turns of their own.
         """
         free = is_open[self.rows]
         if not free.any():
             return None
+        if self.clusters is not None:
+            place, why = self.clusters.next(free)
+            return Choice(int(self.rows[place]), "spread", "", why)
         gain = self.coverage.gain()
-        variance = self.coverage.variance
-        if self.needs and turn % NEED_EVERY == NEED_EVERY // 2:  # not where labels are checked
-            code = self.needs[turn // NEED_EVERY % len(self.needs)]
+        if self.sought and turn % NEED_EVERY == NEED_EVERY // 2:  # not where labels are checked
+            code = self.sought[turn // NEED_EVERY % len(self.sought)]
             worth = self.probs[:, code] * np.sqrt(gain)
             place = int(np.where(free, worth, -1.0).argmax())
             return Choice(int(self.rows[place]), *self._needed(code))
-        worth = gain * variance if self.spreads else self.doubt * np.sqrt(gain * variance)
+        worth = self.doubt * np.sqrt(gain * self.coverage.variance)
         place = int(np.where(free, worth, -1.0).argmax())
         return Choice(int(self.rows[place]), *self._reason(place))
 
     def answered(self, row: int) -> None:
-        """Lower the covariance as if a row were labelled. O(P^2)."""
+        """Learn that a row is answered. O(P^2), or O(1) while the labels are few."""
         place = int(np.searchsorted(self.rows, row))
         if place < len(self.rows) and self.rows[place] == row:
-            self.coverage.answered(place)
+            if self.clusters is not None:
+                self.clusters.answered(place)
+            else:
+                self.coverage.answered(place)
 
     def _needed(self, code: int) -> tuple[ChoiceKind, str, str]:
         name = self.classes[code]
@@ -272,21 +286,75 @@ class _Lessons:
 
     def _reason(self, place: int) -> tuple[ChoiceKind, str, str]:
         """Return kind, class and reason of a row."""
-        if not self.classes:
-            return "spread", "", "unlike what was shown before"
         probs = self.probs[place]
         first, second = (int(c) for c in (-probs).argsort(kind="stable")[:2])
         is_tie = probs[second] > TIE_RATIO * probs[first]
         if self.is_far[place]:
             return "unseen", "", "unlike what is labelled"
         for code in (first, second) if is_tie else (first,):
-            if code in self.needs:
+            if code in self.lacks:
                 return self._needed(code)
-        if self.spreads:
-            return "spread", "", "unlike what was shown before"
         if is_tie:
             return "teach", "", f"{self.classes[first]} or {self.classes[second]}"
         return "teach", "", f"not surely {self.classes[first]}"
+
+
+class _Clusters:
+    """Clusters of P rows and l labelled ones, and how typical each of the P is of its cluster.
+
+    As many as labels and rows wanted, but two rows each on average. The rows are compared by the
+    angles between them minus their mean, and clustered by their first 64 principal components.
+
+    Args:
+        x: (P, D). labelled: (l, D). count: of rows wanted. seed: of k-means.
+
+    Attributes:
+        code: (P,) cluster of each row. size: (K,) of all rows. labels: (K,) in each cluster.
+        distance: (P,) mean to the 10 nearest in the cluster; small where a row is typical.
+    """
+
+    def __init__(
+        self, x: NDArray[np.float32], labelled: NDArray[np.float32], count: int, seed: int
+    ) -> None:
+        rows = np.concatenate([x, labelled])
+        rows = rows - rows.mean(axis=0, dtype=np.float64).astype(np.float32)
+        rows /= np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), SMALLEST)
+        if min(rows.shape) > CLUSTERED_COLUMNS:
+            narrow = PCA(CLUSTERED_COLUMNS, svd_solver="randomized", random_state=seed)
+            rows = narrow.fit_transform(rows)
+        clusters = max(1, min(len(labelled) + count, len(rows) // 2))
+        code = np.zeros(len(rows), np.int64)
+        if clusters > 1:
+            code = KMeans(clusters, n_init=1, random_state=seed).fit_predict(rows)
+        self.code = code[: len(x)]
+        self.size = np.bincount(code, minlength=clusters)
+        self.labels = np.bincount(code[len(x) :], minlength=clusters)
+        self.distance = np.empty(len(x))
+        for cluster in np.unique(self.code):
+            members = np.flatnonzero(code == cluster)
+            own = members[members < len(x)]
+            self.distance[own] = _nearness(rows[own], rows[members])
+
+    def next(self, free: Mask) -> tuple[int, str]:
+        """Return the place of the next of the free rows (P,), and the reason."""
+        places = np.flatnonzero(free)
+        code = self.code[places]
+        order = np.lexsort((self.distance[places], code, -self.size[code], self.labels[code]))
+        place = int(places[order[0]])
+        if self.labels[self.code[place]]:
+            return place, "typical of a large group"
+        return place, "typical of a group without labels"
+
+    def answered(self, place: int) -> None:
+        """Learn that a row is answered."""
+        self.labels[self.code[place]] += 1
+
+
+def _nearness(own: NDArray[Any], members: NDArray[Any]) -> Floats:
+    """Return the mean distance (m,) of rows (m, D) to their 10 nearest among others (M, D)."""
+    squares = (own**2).sum(axis=1)[:, None] - 2 * own @ members.T + (members**2).sum(axis=1)
+    nearest = np.sort(np.sqrt(np.maximum(squares, 0)), axis=1)[:, :TYPICAL_NEAREST]
+    return np.asarray(nearest.mean(axis=1), dtype=np.float64)
 
 
 class _Coverage:
@@ -357,8 +425,10 @@ def _candidates(pool: Pool, most: int, seed: int) -> Integers:
     return rows[np.sort(drawn)]
 
 
-def _needs(pool: Pool, classes: Sequence[str]) -> dict[int, str]:
-    """Return the reason for each class in need, by its place in ``classes``."""
+def _needs(pool: Pool, classes: Sequence[str]) -> tuple[dict[int, str], list[int]]:
+    """Return the reason for each class in need, by its place in ``classes``, and the places of
+    those that get no new label.
+    """
     place_of = {name: place for place, name in enumerate(pool.names)}
     ours = np.array([place_of[name] for name in classes])
     labels = np.bincount(pool.known[pool.known >= 0], minlength=len(pool.names))[ours]
@@ -371,26 +441,4 @@ def _needs(pool: Pool, classes: Sequence[str]) -> dict[int, str]:
         number = "1 label" if labels[code] == 1 else f"{labels[code]} labels"
         nothing = "" if pseudo[code] else " and gets no new ones"
         found[code] = f"which has {number}{nothing}"
-    return found
-
-
-def _prior_covariance(x: NDArray[np.float32], labelled: NDArray[np.float32]) -> Floats:
-    """Return the covariance (P, P) of rows (P, D) given labelled rows (l, D), without a model.
-
-    By the angles between rows minus their mean, and a length-scale of half the median distance.
-    O((P + l)^2 (D + l)).
-    """
-    if not len(x):
-        return np.empty((0, 0))
-    rows = np.concatenate([x, labelled]).astype(np.float64)
-    rows -= rows.mean(axis=0)
-    rows /= np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), SMALLEST)
-    squares = np.maximum(2 - 2 * rows @ rows.T, 0.0)
-    length = PRIOR_SCALE * max(float(np.median(squares)), SMALLEST) ** 0.5
-    K = np.exp(squares / (-2 * length**2))
-    P = len(x)
-    covariance: Floats = K[:P, :P].copy()
-    if len(labelled):
-        noisy = K[P:, P:] + PRIOR_NOISE * np.eye(len(labelled))
-        covariance -= K[:P, P:] @ np.linalg.solve(noisy, K[P:, :P])
-    return covariance
+    return found, [code for code in found if not pseudo[code]]

@@ -59,7 +59,6 @@ from semigpc.labeling.scan import (
 )
 from semigpc.labeling.source import TableSource, open_source
 from semigpc.models.encoder import EmbedConfig, embed_folder
-from semigpc.report.labeling_page import NO_IMAGES, report_images, write_labeling_report
 from semigpc.report.labeling_summary import (
     CopyGroup,
     GradeFacts,
@@ -70,7 +69,6 @@ from semigpc.report.labeling_summary import (
 SHARD_ROWS = 65_536  # labelled at a time at most ...
 SHARD_BYTES = 2**28  # ... and fewer if their embeddings take more memory than this
 EMBEDDINGS = "embeddings.parquet"  # of images, inside the folder of the labels
-NETWORK = ("model", "pretrained", "image_size", "precision")  # options that embeddings depend on
 # Parameters that fitting sets.
 LEARNED = ("length_scale", "noise_std", "logit_scale", "sharpness", "scaling", "self_training")
 LABELS_TO_AIM_AT = 10  # of a class, where no class got a new label
@@ -372,7 +370,7 @@ def _open_inputs(
 ) -> tuple[Inputs, Key]:
     """Open the data and the labels; return also the key, all that the labels depend on."""
     of_images = is_image_folder(settings.data, follow_links=settings.follow_links)
-    network = [getattr(settings.embed, name) for name in NETWORK] if of_images else None
+    network = settings.embed.facts if of_images else None
     key = labels_key(settings) | {"network": network}
     if not overwrite:
         outputs.OutFolder(settings.out, key).check(
@@ -479,6 +477,9 @@ def _write_page(
     settings: LabelSettings,
 ) -> None:
     """Write report.html, with thumbnails if the rows are images."""
+    # Its charts are those of trained runs, and importing training takes as long as torch does.
+    from semigpc.report.labeling_page import NO_IMAGES, report_images, write_labeling_report
+
     images = NO_IMAGES
     if inputs.images:
         id_of = dict(zip(gathered.labelled.tolist(), gathered.ids, strict=True))

@@ -29,7 +29,6 @@ from semigpc.labeling.journal import NAME as REVIEWS
 from semigpc.labeling.journal import ReviewJournal
 from semigpc.labeling.label import (
     EMBEDDINGS,
-    NETWORK,
     Inputs,
     LabelSettings,
     is_image_folder,
@@ -148,7 +147,7 @@ def _open_inputs(settings: LabelSettings, class_folders: bool, progress: Progres
 
 def _key(settings: LabelSettings, inputs: Inputs) -> Key:
     """Return what the folder depends on: the data and the labels that came with them."""
-    network = [getattr(settings.embed, name) for name in NETWORK] if inputs.images else None
+    network = settings.embed.facts if inputs.images else None
     labels = sorted((inputs.labels or {}).items())
     return {
         "opened": str(settings.data.resolve()),

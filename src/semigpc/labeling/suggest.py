@@ -27,7 +27,7 @@ class Suggestion(NamedTuple):
     """A row to label.
 
     Attributes:
-        row, id: which. believed, confidence: its most probable class, and that probability; empty
+        row, id: which. guess, confidence: its most probable class, and that probability; empty
             and 0 while fewer than two classes are known.
         variance: posterior over prior variance of the row, 1 if nothing is known.
         kind: what it was chosen for. for_class: the class that it is sought for; empty if for none.
@@ -36,7 +36,7 @@ class Suggestion(NamedTuple):
 
     row: int
     id: str
-    believed: str
+    guess: str
     confidence: float
     variance: float
     kind: ChoiceKind
@@ -65,14 +65,14 @@ def suggest(project: Project, count: int = 50, *, seed: int = 0) -> list[Suggest
         )
     found = []
     for choice in choices:
-        believed = ""
+        guess = ""
         confidence = 0.0
         variance = 1.0
         if pool.answers is not None:
-            believed = pool.names[pool.answers.codes[choice.row]]
+            guess = pool.names[pool.answers.codes[choice.row]]
             confidence = float(pool.answers.confidence[choice.row])
             variance = float(pool.answers.variance[choice.row])
-        about = (believed, confidence, variance, choice.kind, choice.for_class, choice.why)
+        about = (guess, confidence, variance, choice.kind, choice.for_class, choice.why)
         found.append(Suggestion(choice.row, project.ids[choice.row], *about))
     return found
 

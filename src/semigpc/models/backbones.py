@@ -157,7 +157,9 @@ def _not_downloaded(name: str, error: Exception) -> str:
         address = hub.url or on_hub
     return (
         f"the hub weights of {name} could not be fetched ({type(error).__name__}: {error}). "
-        f"Without a network, fetch {address} elsewhere and set model.pretrained to its path."
+        f"Where no hub can be reached, fetch {address} elsewhere, and give the file by "
+        "pretrained=... or in the folder that SEMIGPC_WEIGHTS names, or use the embedded network: "
+        f"model={EMBEDDED_MODEL}."
     )
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
@@ -35,7 +36,7 @@ from semigpc.io.errors import (
     WriteError,
 )
 from semigpc.io.graphs import ONNX_PACKAGES, innermost, open_onnx, trace, write_onnx
-from semigpc.io.images import RangeNote, read_squares
+from semigpc.io.images import Images, Pixels, RangeNote, pool_squares, read_squares
 from semigpc.io.parts import CACHE_VARIABLE, Folder, RowParts, cache_root, key_digest
 from semigpc.io.paths import EXTENSIONS, Bad, checked, sorted_images
 from semigpc.io.tables import EmbeddingTable, TableKey
@@ -59,6 +60,8 @@ GROUP_ROWS = 4096  # rows of a table of embeddings that are written together
 MARKS_REPORTED = 500  # images that are read, to see whether they changed, between two reports
 
 Progress = Callable[[str, int, int | None], None]  # stage, images done, images to do
+# From names and s to the names that can be read, their pixels (n, s, s, 3), and the others.
+Read = Callable[[Sequence[str], int], tuple[list[str], Pixels, list[Bad]]]
 Item = TypeVar("Item")
 Made = TypeVar("Made")
 
@@ -337,6 +340,12 @@ class EmbedConfig:
             return self.pretrained
         return str(Path(self.pretrained).expanduser().resolve())
 
+    @property
+    def facts(self) -> list[str | int]:
+        """Return network, weights, image size and precision, also where the defaults decide."""
+        image_size = self.image_size or _own_size(self.model)[0]
+        return [self.model, self.source, image_size, self.precision]
+
     def encoder(self) -> Encoder:
         """Return the network, on a GPU if there is one.
 
@@ -460,7 +469,8 @@ def _embed_images(
     reasons: dict[bytes, str] = {}
     if missing:
         names = sorted(missing.values())
-        broken = _embed(encoder, images.root, names, marks, store, config, progress)
+        read = partial(read_squares, images.root)
+        broken = _embed(encoder, read, names, marks, store, config, progress)
         reasons = {marks[name]: reason for name, reason in broken}
     good = [name for name, mark in marks.items() if mark not in reasons]
     unread = [(name, reasons[mark]) for name, mark in marks.items() if mark in reasons]
@@ -500,6 +510,42 @@ def embed_files(
     """
     names = [str(path) for path in paths]
     marks = _marks(Path(), names, progress)
+    return _rows_of(names, marks, partial(read_squares, Path()), config, key, progress)
+
+
+def embed_pool(
+    images: Images,
+    positions: Sequence[int],
+    marks: Sequence[bytes],
+    config: EmbedConfig,
+    key: TableKey,
+    *,
+    progress: Progress = _no_progress,
+) -> NDArray[np.float32]:
+    """Return the rows (n, D) of images of a pool, as :func:`embed_files` does for files.
+
+    Args:
+        images: the pool. positions: (n,) in it. marks: (n,) of these images.
+        config, key, progress: as of :func:`embed_files`.
+
+    Raises:
+        DataError: the network is not the one of the key, or an image cannot be read.
+    """
+    names = [str(position) for position in positions]
+    known = dict(zip(names, marks, strict=True))
+    rows, _ = _rows_of(names, known, partial(pool_squares, images), config, key, progress)
+    return rows
+
+
+def _rows_of(
+    names: Sequence[str],
+    marks: dict[str, bytes],
+    read: Read,
+    config: EmbedConfig,
+    key: TableKey,
+    progress: Progress,
+) -> tuple[NDArray[np.float32], dict[int, str]]:
+    """Return the rows of named images, and why some could not be read, by their position."""
     store = RowStore(key)
     known = store.known()
     missing = {mark: name for name, mark in reversed(marks.items()) if mark not in known}
@@ -513,7 +559,7 @@ def embed_files(
                 f"{key.difference(asdict(found))}. Put back its weights ({config.source})."
             )
         ordered = sorted(missing.values())
-        broken = _embed(encoder, Path(), ordered, marks, store, config, progress)
+        broken = _embed(encoder, read, ordered, marks, store, config, progress)
         reasons = {marks[name]: reason for name, reason in broken}
     rows = np.zeros((len(names), key.width), np.float32)
     good = [i for i, name in enumerate(names) if marks[name] not in reasons]
@@ -634,7 +680,7 @@ def _groups(
 
 def _embed(
     encoder: Encoder,
-    root: Path,
+    read: Read,
     names: Sequence[str],
     marks: Mapping[str, bytes],
     store: RowStore,
@@ -652,7 +698,7 @@ def _embed(
         note = encoder.accelerate(len(names), threads=1)
         batches = [names[i : i + config.batch] for i in range(0, len(names), config.batch)]
         began = time.perf_counter()
-        with closing(_encoded(encoder, root, batches)) as encoded:
+        with closing(_encoded(encoder, read, batches)) as encoded:
             for good, rows, unread in encoded:
                 if good:
                     stored = {"embedding": _stored(rows, encoder, config.precision)}
@@ -670,7 +716,7 @@ def _embed(
 
 
 def _encoded(
-    encoder: Encoder, root: Path, batches: Sequence[Sequence[str]]
+    encoder: Encoder, squares: Read, batches: Sequence[Sequence[str]]
 ) -> Generator[tuple[list[str], Tensor, list[Bad]], None, None]:
     """Yield for each batch the names that can be read, their rows and the other names with reasons.
 
@@ -679,7 +725,7 @@ def _encoded(
     """
 
     def read(batch: Sequence[str]) -> tuple[list[str], Tensor, list[Bad]]:
-        good, pixels, unread = read_squares(root, batch, encoder.image_size)
+        good, pixels, unread = squares(batch, encoder.image_size)
         images = torch.from_numpy(pixels)
         return good, encoder(images) if good and encoder.in_onnx_runtime else images, unread
 

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +18,13 @@ from semigpc.io.errors import SettingsError
 from semigpc.models.backbones import EMBEDDED, VITS, build_timm, build_vit, embedded_weights
 from semigpc.models.convnets import SmallCNN, WideResNet
 from semigpc.models.neural_process import NeuralProcess
-from semigpc.models.pretrained import LoadReport, load_weights
+from semigpc.models.pretrained import (
+    LoadReport,
+    find_weights,
+    hub_file,
+    load_timm_file,
+    load_weights,
+)
 from semigpc.types import HeadSpec, ModelOutput
 
 HUB = "timm"  # as ``pretrained``: the weights of timm's hub
@@ -273,9 +280,15 @@ def build_model(
     }
     weights: str | Mapping[str, object] | None = config.pretrained
     if config.name not in MODELS:
-        from_hub = config.pretrained == HUB
-        backbone = build_timm(config.name, **options, pretrained=from_hub, others=MODELS)
-        weights = None if from_hub else weights
+        on_disk = hub_file(config.name) if config.pretrained == HUB else None
+        download = config.pretrained == HUB and on_disk is None
+        backbone = build_timm(config.name, **options, pretrained=download, others=MODELS)
+        if on_disk is not None:
+            _log_loaded(_load_cached(backbone, on_disk), str(on_disk))
+        elif config.pretrained not in (None, HUB, EMBEDDED):
+            report = load_timm_file(backbone, find_weights(config.pretrained))
+            _log_loaded(report, config.pretrained)
+        weights = None
     elif options and config.name not in VITS:
         settings = ", ".join(f"{key} {value}" for key, value in options.items())
         raise ValueError(
@@ -295,6 +308,15 @@ def build_model(
     if weights is not None:
         _log_loaded(load_weights(backbone, weights), config.pretrained)
     return Classifier(backbone, n_classes, heads)
+
+
+def _load_cached(backbone: nn.Module, file: Path) -> LoadReport:
+    try:
+        return load_timm_file(backbone, file)
+    except ValueError as error:
+        raise ValueError(
+            f"{error} It is in a cache of timm's hub: delete it, and it will be downloaded again."
+        ) from error
 
 
 def _log_loaded(report: LoadReport, source: str | None) -> None:

@@ -1,7 +1,9 @@
 """Weights from files: where they are published, and how they are loaded into a backbone."""
 
 import math
+import os
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +19,7 @@ from semigpc.io.atomic import sha256
 # other files of timm.
 NETWORK_KEYS = ("target_encoder", "model", "state_dict", None)
 HEAD_PREFIXES = ("fc", "classifier", "mlp", "head")  # of parts above the backbone
+HUB_FILES = ("model.safetensors", "pytorch_model.bin")  # of timm's models on Hugging Face's hub
 USB = "https://github.com/microsoft/Semi-supervised-learning/releases/download/v.0.0.0/"
 META = "https://dl.fbaipublicfiles.com/"
 
@@ -109,7 +112,29 @@ def load_weights(backbone: nn.Module, source: str | Path | Mapping[str, object])
     else:
         contents = _read(find_weights(source))
         origin = str(source)
-    weights = _network(contents, origin)
+    return _load(backbone, _network(contents, origin), origin)
+
+
+def load_timm_file(backbone: nn.Module, file: Path) -> LoadReport:
+    """Copy a weight file into a timm model, as :func:`load_weights` does.
+
+    timm converts the names and shapes of published files when it downloads them, with the function
+    that each of its modules has for this; the same is done here.
+    """
+    weights = _network(_read(file), str(file))
+    convert = vars(sys.modules[type(backbone).__module__]).get("checkpoint_filter_fn")
+    if convert is not None:
+        try:
+            weights = convert(weights, backbone)
+        except (KeyError, RuntimeError, AttributeError) as error:
+            raise ValueError(
+                f"{file} does not hold the weights of a {type(backbone).__name__}: {error}. Is it "
+                "of another architecture?"
+            ) from error
+    return _load(backbone, weights, str(file))
+
+
+def _load(backbone: nn.Module, weights: dict[str, Tensor], origin: str) -> LoadReport:
     wanted = backbone.state_dict()
     kept = {name: value for name, value in weights.items() if name in wanted}
     unused = [name for name in weights if name not in wanted]
@@ -177,6 +202,45 @@ def find_weights(source: str | Path) -> Path:
                 f"Download {published.url} again."
             )
     return path
+
+
+# Weights of timm's hub that are on this disk ------------------------------------------------------
+
+
+def hub_file(name: str) -> Path | None:
+    """Return the weights of a timm model in the caches of its hub; None if they are not there.
+
+    These are looked up in the cache of Hugging Face, then in that of torch. Nothing is downloaded.
+
+    Args:
+        name: of the model; without a tag, the weights that timm takes by default.
+    """
+    import timm
+    from huggingface_hub import try_to_load_from_cache
+
+    if not timm.is_model(name.partition(".")[0]):
+        return None
+    published = timm.get_pretrained_cfg(name, allow_unregistered=False)
+    if published is None:
+        return None
+    if published.hf_hub_id:
+        own = [published.hf_hub_filename] if published.hf_hub_filename else []
+        for file in (*own, *HUB_FILES):
+            found = try_to_load_from_cache(published.hf_hub_id, file, cache_dir=_hub_cache())
+            if isinstance(found, str):
+                return Path(found)
+    url = published.url if isinstance(published.url, str) else ""
+    downloaded = Path(torch.hub.get_dir(), "checkpoints", url.rpartition("/")[2])
+    return downloaded if downloaded.is_file() else None
+
+
+def _hub_cache() -> Path:
+    """Return the folder in which Hugging Face's hub keeps files, by its variables."""
+    if cache := os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE"):
+        return Path(cache).expanduser()
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    home = os.environ.get("HF_HOME") or caches / "huggingface"
+    return Path(home, "hub").expanduser()
 
 
 def resize_positions(positions: Tensor, n_tokens: int, *, n_prefix: int = 1) -> Tensor:

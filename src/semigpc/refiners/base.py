@@ -117,7 +117,14 @@ class Refiner(nn.Module):
         return probs
 
     def confidence(self, output: ModelOutput, probs: Tensor) -> Tensor:
-        """Return the confidence (U,), in [0, 1], of finished pseudo-labels (U, C); no gradient."""
+        """Return the confidence (U,), in [0, 1], of finished pseudo-labels (U, C); no gradient.
+
+        A label with confidence 0 is not used by algorithms without a threshold either.
+
+        Args:
+            output: of the weak views, with the network's own logits, as ``refine`` received it.
+            probs: after alignment and smoothing.
+        """
         return probs.amax(dim=1)
 
     def observe(self, moment: Moment, x: ModelOutput, batch: Batch) -> None:

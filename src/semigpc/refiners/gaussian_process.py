@@ -8,10 +8,10 @@ from torch import Tensor
 
 from semigpc.gp import ExactGP, KernelHead
 from semigpc.gp.certainty import class_scales, expected_probability, explained_share
-from semigpc.pseudo_labels import one_hot
+from semigpc.pseudo_labels import LabelShares, one_hot
 from semigpc.refiners.base import Device, GPFacts, LearnedScales, Moment, Placement, Refiner, Site
 from semigpc.refiners.buffers import build_buffer
-from semigpc.refiners.gp_config import Confidence, GPConfig, build_engine, choose_engine
+from semigpc.refiners.gp_config import GPConfig, Posterior, build_engine, choose_engine
 from semigpc.refiners.tuning import build_learner, build_tuner
 from semigpc.types import Batch, ModelOutput
 
@@ -28,7 +28,7 @@ class Belief(NamedTuple):
     spread: Tensor
     explained: Tensor
 
-    def confidence(self, kind: Confidence, classes: Tensor) -> Tensor:
+    def confidence(self, kind: Posterior, classes: Tensor) -> Tensor:
         """Return the confidence of ``classes`` (M,), (M,) in [0, 1].
 
         It is softmax(z)_c, the share explained, or E[ softmax(f)_c ].
@@ -76,6 +76,9 @@ class GaussianProcessRefiner(Refiner):
         self.engine = build_engine(config, n_features, n_classes, device=device)
         self.learner = build_learner(config, n_classes, device=device)
         self.tuner = build_tuner(config, n_features, n_classes, device=device)
+        asks = config.confidence == "agreement" and config.role == "refine"
+        self.label_shares = LabelShares(n_classes, device=device) if asks else None
+        self._latest: _Refined | None = None
         self.register_load_state_dict_pre_hook(_adopt)  # type: ignore[no-untyped-call]
 
     @property
@@ -178,23 +181,29 @@ class GaussianProcessRefiner(Refiner):
 
     @torch.no_grad()
     def refine(self, site: Site, output: ModelOutput, probs: Tensor) -> Tensor:
-        """Return p_GP(x) in place of ``probs`` (U, C), at the configured site."""
+        """Return p_GP(x) in place of ``probs`` (U, C), at the configured site.
+
+        With confidence ``agreement``, (p_GP + p) / 2 where the network has another class.
+        """
         if self.config.role == "classifier" or site != self.config.site:
             return probs
         queries = self._queries(output)
         self._tune(queries)
         if not self.placement.warm:
             return probs
-        return self.placement.mix(probs, torch.softmax(self._logits(queries), dim=1))
+        refined = torch.softmax(self._logits(queries), dim=1)
+        self._latest = _Refined(output.features, refined)
+        return self._finished(probs, refined, output.logits)
 
     @torch.no_grad()
     def probs(self, features: Tensor, own: Tensor | None = None) -> Tensor:
         """Return p_GP = softmax(z), (M, C), for features (M, D), in a loop of your own.
 
         ``own`` (M, C) are the classifier's probabilities. They are returned during the warm-up, and
-        keep a share of 1 - blend afterwards. Without them the GP is used from its first entry on,
-        with 1/C for each class while there is none. ``role``, ``site``, ``feature`` and ``push``
-        have no effect here.
+        keep a share of 1 - blend afterwards. With confidence ``agreement`` the mean of that and
+        ``own`` is returned where the GP has another class, which keeps the label below the usual
+        thresholds. Without ``own`` the GP is used from its first entry on, with 1/C for each class
+        while there is none. ``role``, ``site``, ``feature`` and ``push`` have no effect here.
         """
         if own is not None and own.shape != (len(features), self.n_classes):
             raise ValueError(
@@ -206,7 +215,21 @@ class GaussianProcessRefiner(Refiner):
         if own is not None and not self.placement.warm:
             return own
         refined = torch.softmax(self._logits(queries), dim=1)
-        return refined if own is None else self.placement.mix(own, refined)
+        return refined if own is None else self._finished(own, refined, own.log())
+
+    def _finished(self, probs: Tensor, refined: Tensor, logits: Tensor) -> Tensor:
+        """Return what ``probs`` (U, C) become: ``refined``, blended, and half where they disagree.
+
+        Half and half, no class has more than 0.75.
+
+        Args:
+            logits: (U, C) of the network, whose class is compared.
+        """
+        mixed = self.placement.mix(probs, refined)
+        if self.label_shares is None:
+            return mixed
+        agree = self.label_shares.agree(logits, refined.argmax(dim=1))
+        return torch.where(agree.unsqueeze(1), mixed, (mixed + probs) / 2)
 
     @torch.no_grad()
     def belief(self, output: ModelOutput) -> Belief:
@@ -231,14 +254,28 @@ class GaussianProcessRefiner(Refiner):
         """Return the confidence (U,) of ``probs`` (U, C), by the configured measure.
 
         In the warm-up it is the largest probability. Alignment, smoothing and blending change
-        ``probs`` and not the posterior: ``expected`` takes the class from ``probs``, and its
-        probability from the GP's own mean and variance. ``variance`` does not depend on the class;
-        with ``blend=0`` the GP changes no label and only decides which are used.
+        ``probs`` and not the posterior: ``agreement`` and ``expected`` take the class from
+        ``probs``, and its probability from the GP's own posterior. ``agreement`` is 0 where the
+        network has another class. ``variance`` does not depend on the class; with ``blend=0`` the
+        GP changes no label and only decides which are used.
         """
         kind = self.config.confidence
-        if kind == "max_softmax" or not self.placement.warm:
+        if not self.placement.warm or kind == "max_softmax":
             return probs.amax(dim=1)
-        return self.belief(output).confidence(kind, probs.argmax(dim=1)).to(probs)
+        if kind != "agreement":
+            return self.belief(output).confidence(kind, probs.argmax(dim=1)).to(probs)
+        if self.label_shares is None:  # the GP is the classifier
+            return probs.amax(dim=1)
+        classes = probs.argmax(dim=1)
+        own = self._refined(output).gather(1, classes.unsqueeze(1)).squeeze(1).to(probs)
+        return torch.where(self.label_shares.agree(output.logits, classes), own, 0)
+
+    def _refined(self, output: ModelOutput) -> Tensor:
+        """Return softmax(z), (U, C), of the views that ``refine`` has just seen, or of others."""
+        latest = self._latest
+        if latest is not None and latest.features is output.features:
+            return latest.probs
+        return torch.softmax(self._logits(self._queries(output), trusted=True), dim=1)
 
     @torch.no_grad()
     def head(self) -> KernelHead:
@@ -264,6 +301,7 @@ class GaussianProcessRefiner(Refiner):
         """Write the labelled batch and update the inverse, at the configured moment."""
         if moment == self.config.push:
             self.store(x, batch.y, batch.index)
+            self._follow(batch.y)
         if moment == "after":
             self._count()
 
@@ -276,7 +314,13 @@ class GaussianProcessRefiner(Refiner):
                 labelled set, if known.
         """
         self.store(_as_output(features), labels, index)
+        self._follow(labels)
         self._count()
+
+    def _follow(self, labels: Tensor) -> None:
+        """Count the labels (B,) that the network is trained on."""
+        if self.label_shares is not None:
+            self.label_shares.add(labels)
 
     def _tune(self, queries: Tensor) -> None:
         """Pass the weak views (U, D) of a step to the tuner; not in evaluation mode."""
@@ -290,6 +334,7 @@ class GaussianProcessRefiner(Refiner):
 
     def _count(self) -> None:
         """Count a step, after which the kernel may be learned."""
+        self._latest = None
         self.placement.steps += 1
         if self.learner is not None:
             step = int(self.placement.steps)
@@ -341,7 +386,7 @@ class GaussianProcessRefiner(Refiner):
             name = self.choice.name
             reason = self.choice.reason
             notes.append(f"The GP is computed by the {name} engine: {reason}.")
-        if self.config.confidence != "max_softmax" and not has_threshold:
+        if self.config.confidence in ("variance", "expected") and not has_threshold:
             notes.append("refiner.confidence has no effect: the algorithm has no threshold.")
         return notes
 
@@ -355,6 +400,13 @@ class GaussianProcessRefiner(Refiner):
             "scales": {name: float(value) for name, value in self.scales.items()},
             "learned": self.learned,
         }
+
+
+class _Refined(NamedTuple):
+    """Features (U, D) of the weak views of a step, as the network has them, and softmax(z)."""
+
+    features: Tensor
+    probs: Tensor
 
 
 class _ClassPrior(NamedTuple):

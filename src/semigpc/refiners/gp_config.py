@@ -33,7 +33,8 @@ logger = logging.getLogger(__name__)
 RANK = 1024  # landmarks of the preconditioner by default
 START_LENGTH = 0.1**0.5  # l, until the features of a run have been seen
 
-Confidence = Literal["max_softmax", "variance", "expected"]  # what thresholds are compared with
+Posterior = Literal["max_softmax", "variance", "expected"]  # a confidence by the GP alone
+Confidence = Literal["agreement", Posterior]  # what thresholds are compared with
 
 
 class Choice(NamedTuple):
@@ -218,9 +219,13 @@ class GPConfig(PlacementConfig):
             members; ``matrix_free`` solves to a tolerance without N^2 memory. ``auto`` is exact
             where that fits into the memory of the device, and an ensemble, with these options,
             beyond; the run reports which.
-        confidence: what the algorithm's threshold is compared with: the largest probability
-            (``max_softmax``), the share of the prior variance that the buffer explains
-            (``variance``), or the probability of the class expected over the posterior
+        confidence: what the algorithm's threshold is compared with. With ``agreement`` it is the
+            GP's own probability of the label's class, before any alignment or smoothing, where the
+            network has that class too, as it is or freed of the label shares
+            (:class:`semigpc.pseudo_labels.LabelShares`), and 0 elsewhere; role ``classifier``
+            has no second opinion. Others ask the GP alone: the largest probability
+            (``max_softmax``, as in the paper), the share of the prior variance that the buffer
+            explains (``variance``), or the probability of the class expected over the posterior
             (``expected``). A threshold has another meaning for each. With noise_std^2 = 0.1 one
             close neighbour explains 0.91 of the variance, two 0.95, ten 0.99: set 0.9 or more to
             use only images that resemble one in the buffer, 0.5 to exclude only those that
@@ -245,7 +250,7 @@ class GPConfig(PlacementConfig):
     class_prior: Literal["none", "frequency"] = "frequency"
     exclude_same_index: bool = False
     engine: Any = field(default_factory=AutoOptions, metadata={"choices": ENGINES})
-    confidence: Confidence = "max_softmax"
+    confidence: Confidence = "agreement"
     learn: Literal["never", "leave_one_out"] = "never"
     learn_steps: int = 2048
     eval_head: Literal["auto", "linear", "gp"] = "auto"
@@ -283,6 +288,7 @@ class GPConfig(PlacementConfig):
             noise_std=0.1**0.5,
             logit_scale=auto_logit_scale(n_classes),
             class_prior="none",
+            confidence="max_softmax",
             eval_head="linear",
         )
 

@@ -65,7 +65,7 @@ LOSS_NAMES = {
     "loss_rot": "rotation",
 }  # others are named by their key
 LOSS_COLOURS = (style.BLUE, style.ORANGE, style.PURPLE, style.GOLD, style.GREEN, style.GREY)
-HEAD_COLOURS = {"linear": style.BLUE, "gp": style.ORANGE}
+HEAD_COLOURS = {"linear": style.BLUE, "gp": style.ORANGE, "label": style.GREEN}
 SCALE_NAMES = {
     "logit_scale": "lambda (refiner.logit_scale)",
     "length_scale": "l (refiner.length_scale)",

@@ -7,7 +7,7 @@ from semigpc.io.text import printable
 
 Record = Mapping[str, object]  # a line or a result of a run
 METRIC_NAMES = {"top1": "Top-1", "top5": "Top-5", "macro_f1": "Macro F1", "ece": "ECE"}
-HEAD_NAMES = {"linear": "linear head", "gp": "GP head"}
+HEAD_NAMES = {"linear": "linear head", "gp": "GP head", "label": "label head"}
 JUDGED = " (judged)"  # after the name of the head whose figures count, and which predicts
 CHECKPOINTS = {"best": "the best on validation", "last": "the last"}
 SCORE_NAMES = {

@@ -200,13 +200,38 @@ def serve(
         listener.close()
 
 
-class Background(threading.Thread):
-    """Brings everything up to date after answers, piece by piece."""
+class Background:
+    """Brings everything up to date after answers, piece by piece; new models have a thread of their
+    own, so that counts need not wait for one.
+    """
 
     def __init__(self, session: Session) -> None:
-        super().__init__(name="review-background", daemon=True)
+        self._threads = [
+            _Worker("review-background", session, lambda _: session.keep_current()),
+            _Worker("review-fit", session, lambda idle: session.refit(idle=idle)),
+        ]
+
+    def start(self) -> None:
+        """Begin to work."""
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Stop, and wait until the current pieces of work are done."""
+        for thread in self._threads:
+            thread.stopped.set()
+        for thread in self._threads:
+            thread.join()
+
+
+class _Worker(threading.Thread):
+    """Calls ``work``, with whether no answer comes at present, again and again until stopped."""
+
+    def __init__(self, name: str, session: Session, work: Callable[[bool], bool]) -> None:
+        super().__init__(name=name, daemon=True)
         self.session = session
-        self._stopped = threading.Event()
+        self.work = work
+        self.stopped = threading.Event()
 
     def run(self) -> None:
         """Work until stopped."""
@@ -214,24 +239,19 @@ class Background(threading.Thread):
         last = time.monotonic() - IDLE_SECONDS
         pause = PAUSE_SECONDS
         failed = False
-        while not self._stopped.wait(pause):
+        while not self.stopped.wait(pause):
             if steps != self.session.history.steps:
                 steps = self.session.history.steps
                 last = time.monotonic()
                 failed = False
             idle = time.monotonic() - last >= IDLE_SECONDS
             try:
-                more = not failed and self.session.catch_up(idle=idle)
+                more = not failed and self.work(idle)
             except Exception as error:  # answers are saved all the same; the next one tries again
                 traceback.print_exception(error)
                 failed = True
                 more = False
             pause = PAUSE_SECONDS if more else POLL_SECONDS
-
-    def stop(self) -> None:
-        """Stop, and wait until the current piece of work is done."""
-        self._stopped.set()
-        self.join()
 
 
 # Requests -----------------------------------------------------------------------------------------

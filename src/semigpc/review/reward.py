@@ -2,9 +2,10 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Literal, TypedDict, get_args
+from typing import Literal, NamedTuple, TypedDict, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
 from semigpc.estimator import Status
 from semigpc.estimator.answers import wilson
@@ -27,9 +28,10 @@ class ClassProgress(TypedDict):
     """What the page shows of a class.
 
     ``believed`` rows are predicted to be of it, and ``granted`` of these are guaranteed at 80 % or
-    more. Of its pseudo-labels, ``checked`` were reviewed and ``right`` of these accepted, with the
-    interval from ``low`` to ``high``; ``confidence`` is the mean confidence of the model in them,
-    None if there are none.
+    more; ``confidence`` is the mean confidence of the model in these, or in all labels given out
+    where nothing is guaranteed, and None if there are none. Of labels that were given out,
+    ``checked`` were reviewed and ``right`` of these accepted, with the interval from ``low`` to
+    ``high``.
     """
 
     name: str
@@ -53,7 +55,7 @@ class GradeProgress(TypedDict):
 
 
 class Gain(TypedDict):
-    """By how many labels the guaranteed ones changed with the last answers."""
+    """By how many the guaranteed labels of other rows changed with the last answers."""
 
     answers: int
     labels: int
@@ -83,8 +85,9 @@ class Audit(TypedDict):
 class Progress(TypedDict):
     """What the page shows about all rows; ``nothing`` and ``verdict`` are a sentence or empty.
 
-    ``expected`` is the share of labels that are expected to be right, and ``without`` the number of
-    classes that get no new label.
+    ``expected`` is the share of labels that are expected to be right, ``without`` the number of
+    classes of which no new label is guaranteed, and ``target`` the precision from which labels are
+    given out, None if a confidence decides.
     """
 
     state: State
@@ -102,34 +105,67 @@ class Progress(TypedDict):
     audit: Audit
     classes: list[ClassProgress]
     nothing: str
+    target: float | None
+
+
+class _Point(NamedTuple):
+    """What holds after some answers, ``single`` of them to one image at a time.
+
+    ``open`` and ``guaranteed`` are masks of rows, packed: those without a label by people, and
+    those of them with a label that is guaranteed at GRADE_SHOWN.
+    """
+
+    answers: int
+    single: int
+    open: NDArray[np.uint8]
+    guaranteed: NDArray[np.uint8]
+    expected: float
+
+    def gain_since(self, before: "_Point") -> int:
+        """Return by how many more labels are guaranteed, of the rows that are still open.
+
+        A row that was guaranteed and has been labelled since is no loss.
+        """
+        earlier = np.unpackbits(before.guaranteed & self.open).sum()
+        return int(np.unpackbits(self.guaranteed).sum()) - int(earlier)
 
 
 class Reward:
     """What was guaranteed and expected after each number of answers, while the page is open."""
 
     def __init__(self) -> None:
-        self._points: list[tuple[int, int, float]] = []  # answers, labels at GRADE_SHOWN, expected
+        self._points: list[_Point] = []  # as many as gain and verdict need
 
-    def record(self, queue: ReviewQueue, answers: int) -> None:
-        """Remember what is guaranteed now, unless it is being brought up to date."""
-        if queue.model.is_cold or state_of(queue) == "fitting":
+    def record(self, queue: ReviewQueue, answers: int, single: int) -> None:
+        """Remember what is guaranteed now, unless it is being brought up to date.
+
+        Args:
+            answers: rows that have been answered. single: answers to one image at a time.
+        """
+        model = queue.model
+        if model.is_cold or state_of(queue) == "fitting":
             return
-        point = (answers, _guaranteed(queue, GRADE_SHOWN), expected_share(queue) or 0.0)
-        if self._points and self._points[-1][0] >= answers:
-            self._points = [each for each in self._points if each[0] < answers]
-        self._points.append(point)
+        free = (model.known_codes < 0) & (queue.kinds == UNANSWERED)
+        guaranteed = free & (model.grade >= np.float32(GRADE_SHOWN))
+        masks = np.packbits(free), np.packbits(guaranteed)
+        point = _Point(answers, single, *masks, expected_share(queue) or 0.0)
+        self._points = [each for each in self._points if each.answers < answers]
+        needed = [each for each in self._points if each.single > single - WITHOUT_GAIN]
+        self._points = [*self._points[: -len(needed) or None][-1:], *needed, point]
 
     def gain(self) -> Gain | None:
         """Return what the last answers brought; None before there are any."""
         if len(self._points) < 2:
             return None
-        answers, labels, _ = self._points[-1]
-        first = next(each for each in self._points if each[0] >= answers - LAST_ANSWERS)
-        if first[0] == answers:
-            first = self._points[-2]
+        last = self._points[-1]
+        first = next(
+            each
+            for each in self._points
+            if each.answers >= last.answers - LAST_ANSWERS or each is self._points[-2]
+        )
         return {
-            "answers": answers - first[0],
-            "labels": labels - first[1],
+            "answers": last.answers - first.answers,
+            "labels": last.gain_since(first),
             "precision": GRADE_SHOWN,
         }
 
@@ -137,17 +173,17 @@ class Reward:
         """Return a sentence if the last answers brought nothing, "" otherwise."""
         if not self._points:
             return ""
-        answers, labels, expected = self._points[-1]
-        earlier = [each for each in self._points if each[0] <= answers - WITHOUT_GAIN]
+        last = self._points[-1]
+        earlier = [each for each in self._points if each.single <= last.single - WITHOUT_GAIN]
         if not earlier:
             return ""
-        _, before, expected_before = earlier[-1]
-        is_gain = labels - before >= max(1.0, LEAST_GAIN * rows)
-        if is_gain or expected - expected_before >= LEAST_EXPECTED_GAIN:
+        before = earlier[-1]
+        is_gain = last.gain_since(before) >= max(1.0, LEAST_GAIN * rows)
+        if is_gain or last.expected - before.expected >= LEAST_EXPECTED_GAIN:
             return ""
         return (
-            f"The last {answers - earlier[-1][0]} answers brought next to nothing. More of them "
-            "will hardly help: check some at random, export, or try another network."
+            f"The last {last.single - before.single} answers brought next to nothing. More of them "
+            "will hardly help: check some at random, export, or try another network (--model)."
         )
 
 
@@ -191,13 +227,9 @@ def progress(
         "drawn": _drawn(queue, random_cards),
         "audit": _audit(random_cards),
         "classes": classes,
-        "nothing": "" if cold else _without_pseudo_labels(queue),
+        "nothing": "" if cold else _without_guarantee(queue, classes),
+        "target": None if cold else model.classifier.promise_.target,
     }
-
-
-def _guaranteed(queue: ReviewQueue, precision: float) -> int:
-    free = (queue.model.known_codes < 0) & (queue.kinds == UNANSWERED)
-    return int((queue.model.grade[free] >= np.float32(precision)).sum())
 
 
 def expected_share(queue: ReviewQueue) -> float | None:
@@ -232,18 +264,19 @@ def _drawn(queue: ReviewQueue, cards: Sequence[Answer]) -> Drawn:
     random_cards = sum(answer.label is not None for answer in cards)
     given = len(project.given) - len(project.chosen & project.given.keys())
     total = random_cards + given
+    noun = "rows" if project.images is None else "images"
     if total < FEWEST_LEFT_OUT:
         note = (
-            f"Guarantees rest on labels of rows that were drawn at random: {total} so far, "
-            f"{FEWEST_LEFT_OUT} are needed."
+            f"Guaranteed at 90 % will mean: at least 90 of 100 such labels are right. For that, "
+            f"{FEWEST_LEFT_OUT} {noun} that were drawn at random have to be answered; {total} are."
         )
     elif given:
         note = (
-            f"Guarantees rest on {given} labels that you brought, taken for a random sample of "
-            f"their classes, and {random_cards} random cards."
+            f"The guarantee rests on {given} labels that you brought, taken for a random sample of "
+            f"their classes, and {random_cards} {noun} that were drawn at random."
         )
     else:
-        note = f"Guarantees rest on {random_cards} cards that were drawn at random."
+        note = f"The guarantee rests on {random_cards} {noun} that were drawn at random."
     if queue.model.is_cold:
         note = ""
     return {"answered": random_cards, "note": note}
@@ -275,20 +308,18 @@ def _audit(cards: Sequence[Answer]) -> Audit:
     }
 
 
-def _without_pseudo_labels(queue: ReviewQueue) -> str:
-    """Return the sentence on classes that are nobody's pseudo-label, with the labels they need."""
+def _without_guarantee(queue: ReviewQueue, classes: Sequence[ClassProgress]) -> str:
+    """Return the sentence on classes without any guaranteed label, with the labels they need."""
     model = queue.model
     if not (model.has_embedding & (model.status != Status.LABELLED)).any():
         return ""
-    pseudo = queue.pseudo_counts()
-    labels = model.label_counts()
     given = Counter(model.project.given.values())
     needed: dict[str, int | None] = {}
-    for code, name in enumerate(model.names):
-        if labels[code] and not pseudo[code]:
-            added = int(labels[code]) - given[name]
-            first_needed = model.project.needed.get(name)
-            needed[name] = None if first_needed is None else max(1, first_needed - added)
+    for each in classes:
+        if each["labels"] and not each["granted"]:
+            first_needed = model.project.needed.get(each["name"])
+            added = each["labels"] - given[each["name"]]
+            needed[each["name"]] = None if first_needed is None else max(1, first_needed - added)
     return no_new_labels(needed)
 
 
@@ -314,16 +345,16 @@ def _class_progress(queue: ReviewQueue, answers: Mapping[int, Answer]) -> list[C
     believed = np.bincount(model.codes[unlabelled], minlength=n_classes)
     granted = unlabelled & (model.grade >= np.float32(LOWEST_GRADE))
     n_granted = np.bincount(model.codes[granted], minlength=n_classes)
-    pseudo_codes = model.codes[queue.mask("pseudo") & has_class]
-    n_pseudo = np.bincount(pseudo_codes, minlength=n_classes)
-    pseudo = queue.mask("pseudo") & has_class
-    confidence = np.bincount(pseudo_codes, model.confidence[pseudo], minlength=n_classes)
+    by_confidence = not model.is_cold and model.classifier.promise_.target is None
+    sure = queue.mask("pseudo") & has_class if by_confidence else granted
+    n_sure = np.bincount(model.codes[sure], minlength=n_classes)
+    confidence = np.bincount(model.codes[sure], model.confidence[sure], minlength=n_classes)
     classes: list[ClassProgress] = []
     for code, name in enumerate(model.names):
         if not (labels[code] or believed[code]):
             continue  # a new class that was undone, or one that was renamed
         _, low, high = wilson(int(right[code]), int(checked[code]))
-        mean = float(confidence[code] / n_pseudo[code]) if n_pseudo[code] else None
+        mean = float(confidence[code] / n_sure[code]) if n_sure[code] else None
         classes.append(
             {
                 "name": name,

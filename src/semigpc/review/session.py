@@ -2,8 +2,9 @@
 
 It does not depend on the web page. Every answer is appended to ``reviews.jsonl`` first and then
 added to the model; opening the same folder again replays the file. What takes longer than an answer
-may, :meth:`Session.catch_up` does piece by piece in the background: all rows are scored again, the
-guarantee is made again, the rows to ask next are chosen, and a new model is fitted.
+may is done piece by piece in the background: all rows are scored again, the guarantee is made again
+and the rows to ask next are chosen (:meth:`Session.keep_current`), and a new model is fitted
+(:meth:`Session.refit`).
 """
 
 import threading
@@ -178,7 +179,8 @@ class Session:
     def __init__(self, project: Project, *, read_only: bool = False, fit: bool = True) -> None:
         self.project = project
         self._lock = threading.RLock()
-        self._working = threading.Lock()  # taken before the other one
+        self._working = threading.Lock()  # both are taken before the other one
+        self._fitting = threading.Lock()
         with ExitStack() as closing:
             if not read_only:
                 closing.enter_context(locked(project.folder))
@@ -414,14 +416,14 @@ class Session:
                 rows = [row for row in self._chosen if self._may_ask(row, seen)][:count]
             drawn = np.flatnonzero(is_open)
             drawn = drawn[np.argsort(self.order[drawn], kind="stable")]
-            rows += drawn[~np.isin(drawn, rows)][: count - len(rows)].tolist()
+            chosen = len(rows)
+            rows += drawn[~np.isin(drawn, rows)][: count - chosen].tolist()
             self.model.score(np.array(rows, np.int64))
             self.queue.weigh(rows)
             reply = self._reply(rows)
-            if mode == "audit":
-                for card in reply["cards"]:
-                    card["kind"] = "random"
-                    card["why"] = DRAWN
+            for card in reply["cards"][chosen:]:
+                card["kind"] = "random"
+                card["why"] = DRAWN
             reply["found"] = int(self._is_open().sum())
             reply["left"] = max(0, int(is_open.sum()) - len(rows))
             return reply
@@ -581,7 +583,7 @@ class Session:
         choice = self._chosen.get(row)
         if choice is not None:
             card["kind"] = choice.kind
-            card["why"] = choice.why
+            card["why"] = self._why(choice)
         if sides is not None:
             card["sides"] = [
                 {"label": side.label, "share": side.share, "reasons": self._reasons(side.reasons)}
@@ -591,6 +593,15 @@ class Session:
             values = model.embeddings([row])[0, :VALUES_SHOWN]
             card["values"] = [round(float(value), 4) for value in values]
         return card
+
+    def _why(self, choice: Choice) -> str:
+        """Return why a row is asked, in words that stay true while answers come."""
+        if choice.kind == "need":
+            return f"may be {choice.for_class}, which needs labels"
+        if choice.kind == "spread" and not self.history.answers:
+            first = next(iter(self._chosen)) == choice.row
+            return "a typical one to begin with" if first else choice.why
+        return choice.why
 
     def _reasons(self, reasons: Reasons) -> list[ReasonRecord]:
         return [
@@ -624,18 +635,34 @@ class Session:
 
     # Work in the background ---------------------------------------------------------------------
 
-    def catch_up(self, *, idle: bool = True) -> bool:
-        """Do some work in the background; return whether there was any.
+    def catch_up(self) -> bool:
+        """Do some work of the background; return whether there was any."""
+        return self.keep_current() or self.refit()
 
-        The lock is held only while work is prepared and stored, so that answers need not wait.
+    def keep_current(self) -> bool:
+        """Do a piece of the work that follows an answer; return whether there was any.
+
+        All rows are scored again, the promise is made again, given labels are judged, and the next
+        rows are chosen. The lock is held only while work is prepared and stored, so that answers
+        need not wait.
+        """
+        return self._work(self._working, self._next_job)
+
+    def refit(self, *, idle: bool = True) -> bool:
+        """Fit a new model if labels have changed so much; return whether one was fitted.
+
+        This takes seconds, in which :meth:`keep_current` may be called from another thread.
 
         Args:
             idle: whether no answer comes at present, so that a new model may be fitted for few new
                 labels.
         """
-        with self._working:  # an export does the same work as the background
+        return self._work(self._fitting, lambda: self._fit() if self._fit_is_due(idle) else None)
+
+    def _work(self, turn: threading.Lock, prepare: Callable[[], Job | None]) -> bool:
+        with turn:  # an export does the same work as the background
             with self._lock:
-                job = self._next_job(idle)
+                job = prepare()
             if job is None:
                 return False
             store = job()
@@ -643,16 +670,15 @@ class Session:
                 store()
         return True
 
-    def _next_job(self, idle: bool) -> Job | None:
+    def _next_job(self) -> Job | None:
         model = self.model
         job = model.catch_up() or model.renew_promise()
         if job is not None:
             return job
         if not model.is_cold and not model.many_labels and self._judged != model.generation:
             return lambda: self._judge
-        self.reward.record(self.queue, len(self.history.answers))
-        if self._fit_is_due(idle):
-            return self._fit()
+        single = sum(len(each.entry.changes) == 1 for each in self.history.done)
+        self.reward.record(self.queue, len(self.history.answers), single)
         if self._chosen_at != model.clock:
             return self._choose()
         return None

@@ -13,7 +13,7 @@ from semigpc.addons import Survey
 from semigpc.data import EvaluationLoader, ImageSet, Splits
 from semigpc.io.errors import DivergedError
 from semigpc.refiners import GaussianProcessRefiner, Refiner
-from semigpc.refiners.gp_config import Confidence
+from semigpc.refiners.gp_config import Posterior
 from semigpc.training.calibration import (
     calibrated,
     from_halves,
@@ -28,11 +28,12 @@ from semigpc.types import ModelOutput
 
 FILLING_STREAM = 31  # keeps the random numbers of filling a buffer apart from others of a seed
 SAMPLE_STREAM = 23  # likewise, of drawing unlabelled images
+LEAST_LEAD = 2.0  # standard errors by which a trained head must be ahead of a label head
 SAMPLE_IMAGES = 2000  # for screening and calibration: a share is then known to about one point
 
 
 class Predictions(NamedTuple):
-    """Probabilities (M, C) by each head, "linear" and, where there is one, "gp"; labels (M,)."""
+    """Probabilities (M, C) by each head, labels (M,); there is always a linear head."""
 
     probs: dict[Head, npt.NDArray[np.float64]]
     labels: npt.NDArray[np.int64]
@@ -63,12 +64,16 @@ def evaluate_run(
     groups: Groups,
     *,
     last: bool,
+    label_probs: Mapping[Part, npt.NDArray[np.float64]] | None = None,
 ) -> Evaluation:
     """Evaluate the network and its GP on validation and test images, and screening.
 
     A GP that is rebuilt for evaluation is refilled once, from the labelled images as the network
     sees them now. Confidence is calibrated on the validation images; without any, at the ``last``
     step, by two halves of the labels.
+
+    Args:
+        label_probs: probabilities (M, C) of these images by the label head, if there is one.
     """
     network = trainer.evaluated
     gp = trainer.gp
@@ -80,6 +85,8 @@ def evaluate_run(
         for part, images in parts.items()
         if images is not None
     }
+    for part, probs in (label_probs or {}).items():
+        predictions[part].probs["label"] = probs
     temperatures: dict[Head, float] = {}
     if "validation" in predictions:
         labelled = predictions["validation"]
@@ -91,14 +98,25 @@ def evaluate_run(
     }
     validation = {head: figures[METRIC] for head, figures in measured.get("validation", {}).items()}
     judged = judged_head(gp, validation, addon_answers=trainer.addon.answers)
-    results: list[Figures] = []
-    for part, heads in measured.items():
-        for head, figures in heads.items():
-            about: Figures = {"part": part, "head": head, "judged": head == judged}
-            results.append({**about, "temperature": temperatures.get(head, 1.0), **figures})
+    if label_probs is not None:
+        raw = predictions.get("validation")
+        judged = or_label_head(judged, gp, raw and raw.calibrated(temperatures))
+    results = list(_results(measured, judged, temperatures))
     return Evaluation(
         results, judged, temperatures, screening(experiment, splits, loader, network, gp)
     )
+
+
+def _results(
+    measured: Mapping[Part, Mapping[Head, Figures]],
+    judged: Head,
+    temperatures: Mapping[Head, float],
+) -> Iterator[Figures]:
+    """Yield the figures of each part and head, with what they are of."""
+    for part, heads in measured.items():
+        for head, figures in heads.items():
+            about: Figures = {"part": part, "head": head, "judged": head == judged}
+            yield {**about, "temperature": temperatures.get(head, 1.0), **figures}
 
 
 def evaluate(predictions: Predictions, groups: Groups) -> dict[Head, Figures]:
@@ -120,7 +138,8 @@ def judged_head(
     It is the linear one without a GP or with an empty buffer, the GP with role ``classifier``, and
     otherwise that of ``eval_head``. ``auto``: the head with the better balanced accuracy on
     validation images; without any, or if both are equal, the GP, once its scales are tuned, unless
-    an add-on such as CoSSL replaces the linear head by a classifier trained for balance.
+    an add-on such as CoSSL replaces the linear head by a classifier trained for balance. Of a run
+    with a label head this is the best one that trains: see :func:`or_label_head`.
 
     Args:
         gp: as it is evaluated. validation: balanced accuracy of both heads, if known.
@@ -133,8 +152,53 @@ def judged_head(
     if gp.config.eval_head != "auto":
         return gp.config.eval_head
     if validation and validation["gp"] != validation["linear"]:
-        return max(validation, key=lambda head: validation[head])
+        return "gp" if validation["gp"] > validation["linear"] else "linear"
     return "gp" if gp.is_tuned and not addon_answers else "linear"
+
+
+def or_label_head(
+    trained: Head, gp: GaussianProcessRefiner | None, validation: Predictions | None = None
+) -> Head:
+    """Return the judged head of a run with a label head, from the best one that trains.
+
+    It is the label head, unless ``eval_head`` names another, or validation images say that the
+    trained one is better by more than chance: by LEAST_LEAD standard errors of :func:`lead`.
+
+    Args:
+        trained: as of :func:`judged_head`. gp: as it is evaluated.
+        validation: what the heads report for validation images, if there are any.
+    """
+    if gp is not None and gp.config.eval_head != "auto":
+        return trained
+    if validation is None:
+        return "label"
+    difference, error = lead(validation, trained, "label")
+    return trained if difference > LEAST_LEAD * error else "label"
+
+
+def unevaluated_head(trainer: Trainer, *, has_label: bool) -> Head:
+    """Return the head that a run without an evaluation so far stands for."""
+    head = judged_head(trainer.gp, addon_answers=trainer.addon.answers)
+    return or_label_head(head, trainer.gp) if has_label else head
+
+
+def lead(predictions: Predictions, head: Head, other: Head) -> tuple[float, float]:
+    """Return how much higher a head's balanced accuracy is than another's, and its standard error.
+
+        d = sum_i w_i d_i        e^2 = sum_i w_i^2 (d_i - d)^2        w_i = 1 / (C n_c)
+
+    d_i is 1 for an image that only the first head has right, -1 for one that only the other has,
+    else 0; n_c are the images of its class, of C classes that occur. The difference is paired: what
+    makes an image hard for both does not count. Where no d_i differs, e is 0.
+    """
+    labels = predictions.labels
+    mine, theirs = (predictions.probs[each].argmax(axis=1) == labels for each in (head, other))
+    _, of_class, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    weights = 1 / (len(counts) * counts[of_class])
+    differences = mine.astype(np.float64) - theirs
+    difference = float((weights * differences).sum())
+    error = float(np.sqrt((np.square(weights) * np.square(differences - difference)).sum()))
+    return difference, error
 
 
 def _temperatures_without_labels(
@@ -173,8 +237,12 @@ def _temperatures_without_labels(
 def _trained_heads(
     predictions: Predictions, gp: GaussianProcessRefiner | None
 ) -> dict[Head, npt.NDArray[np.float64]]:
-    """Return the heads to calibrate; with role ``classifier`` nothing trains the linear one."""
+    """Return the heads to calibrate; with role ``classifier`` nothing trains the linear one.
+
+    A label head is calibrated already, on labels that it left out.
+    """
     probs = dict(predictions.probs)
+    probs.pop("label", None)
     if "gp" in probs and gp is not None and gp.config.role == "classifier":
         del probs["linear"]
     return probs
@@ -208,7 +276,9 @@ def predict(
             if gp is not None and "gp" in parts:
                 parts["gp"].append(torch.softmax(gp.logits(output).double(), dim=1).cpu())
             labels.append(targets)
-    probs = {head: torch.cat(batches).numpy() for head, batches in parts.items()}
+    probs: dict[Head, npt.NDArray[np.float64]] = {
+        head: torch.cat(batches).numpy() for head, batches in parts.items()
+    }
     if not all(np.isfinite(values).all() for values in probs.values()):
         raise DivergedError(
             "the network's predictions contain NaN or infinity. Start a new run with a lower "
@@ -311,7 +381,7 @@ def screening(
                 belief = gp.belief(output)
                 measured |= {
                     kind: belief.confidence(kind, belief.logits.argmax(dim=1))
-                    for kind in get_args(Confidence)
+                    for kind in get_args(Posterior)
                 }
             for name, values in measured.items():
                 scores.setdefault(name, []).append(values.double().cpu())

@@ -122,10 +122,13 @@ class FrozenConfig:
         views: V, weak and strong views of each image to compute. More cost time once, and 2 (2 V +
             1) D bytes an image.
         width: of h.
+        label_head: whether a GP on the frozen rows of all labelled and unlabelled images, as
+            ``semigpc label`` fits it, is one more head of the run.
     """
 
     views: int = 3
     width: int = 256
+    label_head: bool = False
 
     def __post_init__(self) -> None:
         if self.views < 1 or self.width < 1:
@@ -220,6 +223,11 @@ class Experiment:
     def refiner_name(self) -> str:
         """Its name in ``REFINERS``."""
         return name_of("refiner", self.refiner)
+
+    @property
+    def has_label_head(self) -> bool:
+        """Whether a GP on the frozen rows is one more head: ``frozen.label_head``."""
+        return self.frozen is not None and self.frozen.label_head
 
     @property
     def label(self) -> str:

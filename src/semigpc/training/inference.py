@@ -7,6 +7,7 @@ from typing import Literal
 
 import numpy as np
 import torch
+from lightning_fabric import Fabric
 from numpy.typing import NDArray
 from torch import nn
 
@@ -30,10 +31,18 @@ from semigpc.io.threads import allowed, using
 from semigpc.models import OnFrozen
 from semigpc.models.encoder import frozen_backbone, weights_hash
 from semigpc.refiners import GaussianProcessRefiner
-from semigpc.training.evaluate import Predictions, judged_head, predict, refilled
+from semigpc.training.evaluate import (
+    Predictions,
+    predict,
+    refilled,
+    unevaluated_head,
+)
 from semigpc.training.experiment import Experiment, settings_of
+from semigpc.training.label_head import LabelHead
 from semigpc.training.metrics import Head, Part
 from semigpc.training.run_folder import (
+    HEADS,
+    Checkpoint,
     Choice,
     LogState,
     RunFolder,
@@ -41,9 +50,16 @@ from semigpc.training.run_folder import (
     Standing,
     standing,
 )
-from semigpc.training.state import DataCache, assemble, build_fabric, products_in
+from semigpc.training.state import (
+    DataCache,
+    Trainer,
+    assemble,
+    build_fabric,
+    products_in,
+    stored_label_head,
+)
 
-HeadChoice = Literal["auto", "linear", "gp"]
+HeadChoice = Literal["auto", "linear", "gp", "label"]
 
 
 @dataclass(frozen=True)
@@ -53,6 +69,7 @@ class LoadedRun:
     ``network`` is the one that was evaluated in training, in evaluation mode; ``gp`` is None if the
     run had none; ``head`` is the one that was chosen at ``step``, where the ``checkpoint`` was
     written; ``temperatures`` scale the confidence of each head, 1 where there is none.
+    ``label_head`` is on rows of its own; None if the run had none.
     """
 
     folder: RunFolder
@@ -66,6 +83,7 @@ class LoadedRun:
     device: torch.device
     checkpoint: Choice
     step: int
+    label_head: LabelHead | None = None
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -77,10 +95,24 @@ class LoadedRun:
         """Class ids of many, medium and few."""
         return self.split["class_groups"] or {}
 
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether the confidence of the judged head was calibrated."""
+        return self.head == "label" or bool(self.temperatures)
+
     def predict(
-        self, images: ImageSet, *, on_batch: Callable[[int], None] | None = None
+        self,
+        images: ImageSet,
+        *,
+        heads: Sequence[Head] = HEADS,
+        on_batch: Callable[[int], None] | None = None,
     ) -> Predictions:
-        """Return calibrated probabilities by each head; ``on_batch`` receives a batch's size."""
+        """Return calibrated probabilities by each head that the run has.
+
+        Args:
+            images: M of them. heads: those that are needed; others may be there too.
+            on_batch: called with the size of each batch.
+        """
 
         def batches(loader: EvaluationLoader) -> Iterator[EvaluationBatch]:
             for batch in loader.batches(images):
@@ -88,13 +120,35 @@ class LoadedRun:
                 if on_batch is not None:
                     on_batch(len(batch.labels))
 
+        if self.label_head is not None and tuple(heads) == ("label",):
+            return Predictions({"label": self._by_label(images, on_batch)}, images.labels)
         train = self.experiment.train
         with (
             self._loader(images) as loader,
             using(train.threads or allowed()),
             products_in(train.tf32),
         ):
-            return predict(self.network, self.gp, batches(loader)).calibrated(self.temperatures)
+            found = predict(self.network, self.gp, batches(loader)).calibrated(self.temperatures)
+        if self.label_head is not None and "label" in heads:
+            found.probs["label"] = self.label_head.probs(images)
+        return found
+
+    def _by_label(
+        self, images: ImageSet, on_batch: Callable[[int], None] | None
+    ) -> NDArray[np.float64]:
+        """Return what the label head reports; ``on_batch`` receives how many more are embedded."""
+        assert self.label_head is not None
+        done = 0
+
+        def embedded(count: int, _: int) -> None:
+            nonlocal done
+            if on_batch is not None:
+                on_batch(count - done)
+            done = count
+
+        probs = self.label_head.probs(images, embedded)
+        embedded(len(images), len(images))  # those with an embedding are not counted before
+        return probs
 
     def heads(self, choice: HeadChoice) -> tuple[Head, ...]:
         """Return the chosen head; for ``auto`` all that can predict, the judged one first."""
@@ -104,11 +158,16 @@ class LoadedRun:
             if self.gp is None:
                 why = "was trained without a GP"
             raise SettingsError(f"{self.folder.path} {why}, so it has no GP head. Use head=auto.")
+        if choice == "label" and self.label_head is None:
+            raise SettingsError(
+                f"{self.folder.path} has no label head: runs on cached features of your own images "
+                "have one (frozen.label_head). Use head=auto."
+            )
         if choice != "auto":
             return (choice,)
-        if not trained:
-            return ("linear",)
-        return ("gp", "linear") if self.head == "gp" else ("linear", "gp")
+        present = {"linear": True, "gp": trained, "label": self.label_head is not None}
+        known: list[Head] = [head for head in HEADS if present[head]]
+        return tuple(sorted(known, key=lambda head: head != self.head))
 
     def _loader(self, images: ImageSet) -> EvaluationLoader:
         train = self.experiment.train
@@ -170,26 +229,13 @@ def load_run(path: Path, choice: Choice | None = None) -> LoadedRun:
     present = _present(folder, choice)
     saved = folder.checkpoint(present, experiment, split)
     fabric = build_fabric(experiment)
-    width = None
-    if experiment.frozen is not None:
-        width = saved.part("model")["backbone.hidden.weight"].shape[1]
-    # Every weight comes from the checkpoint.
-    untrained = replace(experiment, model=replace(experiment.model, pretrained=None))
-    with torch.random.fork_rng():
-        trainer = assemble(
-            untrained,
-            np.array(saved.state["labeled_counts"]),
-            fabric,
-            n_unlabeled=split["unlabeled"],
-            original_counts=np.array(split["labeled_counts"]),
-            cached_width=width,
-        )
-    trainer.restore_networks(saved)
+    trainer = _restored_trainer(experiment, split, fabric, saved)
     network = trainer.evaluated
     if experiment.frozen is not None:
         network = OnFrozen(_same_backbone(folder, experiment, fabric.device), network)
     log: LogState = saved.state["journal"]
-    head = log.get("head") or judged_head(trainer.gp, addon_answers=trainer.addon.answers)
+    label_head = stored_label_head(experiment, saved)
+    head = log.get("head") or unevaluated_head(trainer, has_label=label_head is not None)
     step: int = saved.state["step"]
     if choice is None:
         _check_standing(folder, Standing(present, step, head), log)
@@ -205,7 +251,29 @@ def load_run(path: Path, choice: Choice | None = None) -> LoadedRun:
         device=trainer.fabric.device,
         checkpoint=present,
         step=step,
+        label_head=label_head,
     )
+
+
+def _restored_trainer(
+    experiment: Experiment, split: SplitFacts, fabric: Fabric, saved: Checkpoint
+) -> Trainer:
+    """Return the networks and the algorithm of a checkpoint, from which every weight comes."""
+    width = None
+    if experiment.frozen is not None:
+        width = saved.part("model")["backbone.hidden.weight"].shape[1]
+    untrained = replace(experiment, model=replace(experiment.model, pretrained=None))
+    with torch.random.fork_rng():
+        trainer = assemble(
+            untrained,
+            np.array(saved.state["labeled_counts"]),
+            fabric,
+            n_unlabeled=split["unlabeled"],
+            original_counts=np.array(split["labeled_counts"]),
+            cached_width=width,
+        )
+    trainer.restore_networks(saved)
+    return trainer
 
 
 def _present(folder: RunFolder, choice: Choice | None) -> Choice:

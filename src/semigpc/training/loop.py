@@ -11,6 +11,7 @@ import time
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
@@ -18,16 +19,32 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from lightning_fabric import Fabric
+from numpy.typing import NDArray
 
 from semigpc.algorithms import ALGORITHMS
-from semigpc.data import BatchStream, CachedFeatures, EvaluationLoader, Splits, ViewSource
+from semigpc.data import (
+    BatchStream,
+    CachedFeatures,
+    EvaluationLoader,
+    ImageSet,
+    Splits,
+    ViewSource,
+)
 from semigpc.data.dataset import Integers
 from semigpc.data.feature_views import join
 from semigpc.data.loaders import InOrder, check_unlabeled, normalised, worker_count
+from semigpc.io.atomic import JsonObject
 from semigpc.io.errors import CheckpointError, DivergedError
 from semigpc.io.threads import allowed, using
-from semigpc.training.evaluate import evaluate_run, fill_rings, judged_head, survey
+from semigpc.training.evaluate import (
+    evaluate_run,
+    fill_rings,
+    survey,
+    unevaluated_head,
+)
 from semigpc.training.experiment import Experiment, TrainConfig
+from semigpc.training.label_head import LabelHead, fit_label_head
+from semigpc.training.metrics import Part
 from semigpc.training.optim import set_rate, update_average
 from semigpc.training.processes import Stopped, check_same_everywhere, sum_gradients
 from semigpc.training.run_folder import (
@@ -40,7 +57,16 @@ from semigpc.training.run_folder import (
     write_checkpoint,
 )
 from semigpc.training.run_log import Listener, RunLog
-from semigpc.training.state import DataCache, RunData, Trainer, assemble, build_fabric, products_in
+from semigpc.training.state import (
+    DataCache,
+    RunData,
+    Trainer,
+    assemble,
+    blank_input,
+    build_fabric,
+    products_in,
+    stored_label_head,
+)
 from semigpc.types import Batch, Clock, StepOutput
 
 # Of 16-mixed: the loss scale starts at 2^16 and is halved after every step that overflows.
@@ -114,12 +140,20 @@ def _train_into(
     """Load the data, go on from the last checkpoint if the run has begun, and train to the end."""
     with fabric.rank_zero_first(local=True):  # may take minutes, which Ctrl-C ends at once
         data = cache.run_data(experiment, fabric.device, listener.features)
+    resumes = begun and folder.last.exists()
+    label_head = None
+    if experiment.has_label_head and folder.writes and not resumes:
+        label_head = fit_label_head(
+            experiment.model, data.splits, experiment.seed, listener.features
+        )
     with Interrupt() as interrupt:
         saved = None
-        if begun and folder.last.exists():
+        if resumes:
             saved = folder.checkpoint("last", experiment, split_facts(data.splits))
+            label_head = stored_label_head(experiment, saved)
         saved = fabric.broadcast(saved)
-        run = Run(experiment, folder, data, listener, fabric, interrupt, saved)
+        label_head = fabric.broadcast(label_head)
+        run = Run(experiment, folder, data, listener, fabric, interrupt, saved, label_head)
         try:
             return run.train(started=begun)
         finally:
@@ -181,7 +215,7 @@ class Run:
         experiment: what to do. folder: where to write. data: of the experiment. listener: receives
             progress.
         fabric: of this process. interrupt: of the user. saved: the checkpoint to go on from, if
-            there is one.
+            there is one. label_head: the head that needs no training, if the run has it.
     """
 
     def __init__(
@@ -193,6 +227,7 @@ class Run:
         fabric: Fabric,
         interrupt: Interrupt,
         saved: Checkpoint | None = None,
+        label_head: LabelHead | None = None,
     ) -> None:
         self.experiment = experiment
         self.folder = folder
@@ -201,6 +236,7 @@ class Run:
         self.fabric = fabric
         self.interrupt = interrupt
         self.saved = saved
+        self.label_head = label_head
         self.facts = split_facts(data.splits)
         self.groups = self.facts["class_groups"] or {}
         self.workers = worker_count(
@@ -323,16 +359,40 @@ class Run:
         began = time.perf_counter()
         current = self.current
         last = step == self.experiment.train.steps
+        current.trainer.show_blank()
         evaluation = evaluate_run(
-            self.experiment, current.trainer, current.splits, current.loader, self.groups, last=last
+            self.experiment,
+            current.trainer,
+            current.splits,
+            current.loader,
+            self.groups,
+            last=last,
+            label_probs=self.label_probs,
         )
         return self.log.evaluated(step, evaluation, last=last, seconds=time.perf_counter() - began)
+
+    @cached_property
+    def label_probs(self) -> dict[Part, NDArray[np.float64]] | None:
+        """Return what the label head reports at every step, for the parts that are evaluated."""
+        if self.label_head is None:
+            return None
+        splits = self.data.splits
+        parts: dict[Part, ImageSet | None] = {
+            "validation": splits.validation,
+            "test": splits.test,
+        }
+        return {
+            part: self.label_head.probs(images)
+            for part, images in parts.items()
+            if images is not None
+        }
 
     def _save(self, path: Path, step: int) -> None:
         """Write everything at the end of a step into one file, in the first process."""
         current = self.current
         trainer = current.trainer
-        state = {
+        trainer.show_blank()
+        state: JsonObject = {
             "step": step,
             "journal": self.log.state(),
             "precision": trainer.precision_state(),
@@ -345,13 +405,15 @@ class Run:
         tensors = trainer.tensors()
         if current.number:
             tensors["generation"] = {"labels": torch.from_numpy(current.labels)}
+        if self.label_head is not None:
+            tensors["label_head"], state["label_head"] = self.label_head.stored()
         if self.folder.writes:
             write_checkpoint(path, tensors, state)
 
     def _finish(self, step: int, status: Literal["finished", "stopped"]) -> RunSummary:
         trainer = self.current.trainer
         # Where nothing was evaluated, as for a run that is loaded.
-        head = self.log.head or judged_head(trainer.gp, addon_answers=trainer.addon.answers)
+        head = self.log.head or unevaluated_head(trainer, has_label=self.label_head is not None)
         facts: RunSummary = {
             "status": status,
             "label": self.experiment.label,
@@ -405,6 +467,7 @@ class Run:
             n_unlabeled=len(splits.unlabeled),
             original_counts=splits.class_counts,
             cached_width=source.width if isinstance(source, CachedFeatures) else None,
+            blank=blank_input(self.experiment, self.fabric.device),
         )
         first, last = generation_steps(self.experiment, number)
         loader = EvaluationLoader(

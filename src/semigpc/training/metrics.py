@@ -15,7 +15,7 @@ from semigpc.types import PseudoLabels
 
 Array = NDArray[Any]
 Integers = NDArray[np.int64]
-Head = Literal["linear", "gp"]
+Head = Literal["linear", "gp", "label"]
 Part = Literal["test", "validation"]
 Groups = dict[str, list[int]]  # class ids by the name of their group
 Numbers = list[float | None]  # (C,), None where there is no image
@@ -33,7 +33,7 @@ class Figures(TypedDict, total=False):
     """Figures of an evaluation, a window of pseudo-labels or a screening, for C classes.
 
     An evaluation is of one ``part`` and ``head``; ``judged`` if that head was chosen at its step.
-    The best one also has the ``temperatures`` of both heads. Figures that no image contributes to
+    The best one also has the ``temperatures`` of its heads. Figures that no image contributes to
     are None.
     """
 

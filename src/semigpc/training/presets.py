@@ -21,6 +21,8 @@ from semigpc.io.errors import DataError, SettingsError
 from semigpc.io.text import similar_names
 from semigpc.models import MODELS, ModelConfig
 from semigpc.models.backbones import VITS, has_embedded_weights, input_statistics
+from semigpc.models.encoder import AUTO, EmbedConfig
+from semigpc.models.networks import choose_network, network_named
 from semigpc.training import Experiment, FrozenConfig, TrainConfig
 from semigpc.training.comparison import Cell
 from semigpc.training.experiment import config_type, override_all
@@ -165,7 +167,11 @@ RECIPES: dict[str, Callable[..., Experiment]] = {
 
 
 def on_cached_features(
-    experiment: Experiment, model: ModelConfig = EMBEDDED, image_size: int = FROZEN_SIZE
+    experiment: Experiment,
+    model: ModelConfig = EMBEDDED,
+    image_size: int = FROZEN_SIZE,
+    *,
+    label_head: bool = False,
 ) -> Experiment:
     """Return the experiment with an adapter on cached features of a frozen network.
 
@@ -173,7 +179,7 @@ def on_cached_features(
 
     Args:
         experiment: data, algorithm and refiner. model: the frozen network. image_size: of the
-            images it sees.
+            images it sees. label_head: see :class:`FrozenConfig`.
     """
     algorithm = experiment.algorithm.preset("short").preset("frozen")
     mean, std = input_statistics(model.name)
@@ -185,7 +191,7 @@ def on_cached_features(
         model=model,
         algorithm=algorithm,
         refiner=experiment.refiner.for_short_run(buffer_size=512, warmup_steps=50),
-        frozen=FrozenConfig(),
+        frozen=FrozenConfig(label_head=label_head),
         train=TrainConfig(
             steps=600,
             epoch_steps=50,
@@ -225,6 +231,18 @@ class TrainOptions:
     cached: bool | None = None
     follow_links: bool = False
 
+    def on_cached_features(self, largest_side: int) -> bool:
+        """Return whether runs on own images, of so many pixels, use cached features.
+
+        Without a choice, photographs and networks of a short name do if there is no GPU to
+        fine-tune a network.
+        """
+        if self.cached is not None:
+            return self.cached
+        by_default = self.model in (None, AUTO) and largest_side > TINY_SIZE
+        is_known = self.model is not None and network_named(self.model) is not None
+        return (by_default or is_known) and not torch.cuda.is_available()
+
     def for_own_data(self) -> list[str]:
         """Return the names of the options in use that apply to a user's own data only."""
         own = (
@@ -246,11 +264,13 @@ class OwnData:
     Args:
         config: reads the images in every run. largest_side: of the first labelled images, pixels.
         can_evaluate: whether some labelled images are kept out of training, for test or validation.
+        label_head: whether runs on cached features have one.
     """
 
     config: FolderConfig | ArraysConfig
     largest_side: int
     can_evaluate: bool
+    label_head: bool
 
     def experiment(self, algorithm: str, refiner: str, options: TrainOptions) -> Experiment:
         """Return an experiment on these images.
@@ -262,16 +282,15 @@ class OwnData:
         Raises:
             SettingsError: the weights of the pre-trained network are not installed.
         """
-        name, cached = self._network(options)
-        size = options.image_size
-        if size is None:
-            size = self._image_size(name, cached)
+        chosen = self._chosen(options)
+        name, cached = self._network(options, chosen)
+        own_size = self._image_size(name, cached) if chosen is None else chosen.image_size
+        size = options.image_size or own_size or TIMM_SIZE
         method = config_type("algorithm", algorithm)().preset("own_data")
         memory = config_type("refiner", refiner)().with_memory(buffer_size=2048, warmup_steps=100)
-        transformer = name in VITS or name.startswith(("vit", "deit"))
-        network = ModelConfig(name=name, image_size=size if transformer else None)
-        if name == EMBEDDED.name:
-            network = EMBEDDED
+        network = EMBEDDED
+        if name != EMBEDDED.name:
+            network = _model_config(name, size, None if chosen is None else chosen.source)
         tiny = min(self.largest_side, size) <= TINY_SIZE
         augment = AugmentConfig(image_size=size, style="pad" if tiny else "resize")
         if network.pretrained:
@@ -289,7 +308,7 @@ class OwnData:
                 labeled_batch=16,
                 unlabeled_ratio=3,
                 lr=2e-3 if name == "small_cnn" else 5e-4,
-                layer_decay=0.5 if transformer else 1.0,
+                layer_decay=0.5 if _is_transformer(name) else 1.0,
                 warmup_steps=20,
                 ema=0.99,
                 eval_steps=100,
@@ -301,16 +320,29 @@ class OwnData:
         if not cached:
             return experiment
         frozen = network if network.pretrained else replace(network, pretrained="timm")
-        return on_cached_features(experiment, frozen, size)
+        return on_cached_features(experiment, frozen, size, label_head=self.label_head)
 
-    def _network(self, options: TrainOptions) -> tuple[str, bool]:
+    def _chosen(self, options: TrainOptions) -> EmbedConfig | None:
+        """Return the network of a short name, or the best one on this disk for photographs.
+
+        None stands for the default and for timm models, which start from random weights.
+        """
+        name = options.model
+        best = name == AUTO and self.largest_side > TINY_SIZE
+        if name is None or not (best or network_named(name)):
+            return None
+        config = choose_network(EmbedConfig(model=name)).config
+        return None if config.model == EMBEDDED.name else config
+
+    def _network(self, options: TrainOptions, chosen: EmbedConfig | None) -> tuple[str, bool]:
         """Return the network's name, and whether to train on its cached features."""
-        pretrained = self.largest_side > TINY_SIZE and options.model is None
-        cached = options.cached
-        if cached is None:
-            cached = pretrained and not torch.cuda.is_available()
+        cached = options.on_cached_features(self.largest_side)
+        if chosen is not None:
+            return chosen.model, cached
+        model = None if options.model == AUTO else options.model
+        pretrained = self.largest_side > TINY_SIZE and model is None
         fine_tuned = pretrained and torch.cuda.is_available()
-        name = options.model or (EMBEDDED.name if cached or fine_tuned else "small_cnn")
+        name = model or (EMBEDDED.name if cached or fine_tuned else "small_cnn")
         if name == EMBEDDED.name and not has_embedded_weights():
             raise SettingsError(
                 f"the weights of {name}, the pre-trained network for photographs, are not "
@@ -328,26 +360,43 @@ class OwnData:
         return min(self.largest_side, TINY_SIZE) if name in MODELS else TIMM_SIZE
 
 
+def _model_config(name: str, size: int, pretrained: str | None) -> ModelConfig:
+    image_size = size if _is_transformer(name) else None
+    return ModelConfig(name=name, image_size=image_size, pretrained=pretrained)
+
+
+def _is_transformer(name: str) -> bool:
+    return name in VITS or name.startswith(("vit", "deit"))
+
+
 def _list_own_data(
-    config: FolderConfig | ArraysConfig, options: TrainOptions, cache: DataCache
+    config: FolderConfig | ArraysConfig,
+    options: TrainOptions,
+    cache: DataCache,
+    *,
+    compared: bool,
 ) -> OwnData:
     """List own data once; a share of the labels is held out if every class has enough of them.
 
-    This happens unless ``options.validation`` is set or the data have validation images.
+    This happens unless ``options.validation`` is set, the data have validation images, or a label
+    head predicts: it needs no validation, and a fifth of the labels is worth more to the other
+    heads than a choice among them.
     """
     splits = cache.splits(config, options.seed)
-    enough = splits.class_counts.min() >= LABELS_TO_HOLD_OUT
-    if enough and options.validation is None and splits.validation is None:
-        config = replace(config, validation=HELD_OUT)
-        splits = with_validation(splits, HELD_OUT, options.seed)
-        cache.keep(config, options.seed, splits)
     measured = range(min(IMAGES_MEASURED, len(splits.labeled)))
     largest = max(max(splits.labeled[i].size) for i in measured)
     if largest < 2:
         name = splits.labeled.names[0]
         size = splits.labeled[0].size
         raise DataError(f"images must be larger than one pixel; {name} is {size}.")
-    return OwnData(config, largest, splits.test is not None or splits.validation is not None)
+    label_head = not compared and options.on_cached_features(largest)
+    enough = splits.class_counts.min() >= LABELS_TO_HOLD_OUT
+    if enough and not label_head and options.validation is None and splits.validation is None:
+        config = replace(config, validation=HELD_OUT)
+        splits = with_validation(splits, HELD_OUT, options.seed)
+        cache.keep(config, options.seed, splits)
+    can_evaluate = splits.test is not None or splits.validation is not None
+    return OwnData(config, largest, can_evaluate, label_head)
 
 
 def _folder(path: Path, options: TrainOptions) -> FolderConfig:
@@ -411,15 +460,16 @@ def resolve(
 
 
 def experiments_on(
-    data: str, options: TrainOptions, *, must_evaluate: bool = False, cache: DataCache | None = None
+    data: str, options: TrainOptions, *, compared: bool = False, cache: DataCache | None = None
 ) -> tuple[MakeExperiment, str]:
     """Look ``data`` up once; return a function that makes experiments, and a name for the data.
 
     Args:
         data: a recipe's name, a folder of images, or an ``.npz`` file.
         options: all but the names of the method.
-        must_evaluate: raise a DataError for own data without labelled images for test or
-            validation.
+        compared: whether experiments are compared with each other. They have no label head then,
+            which would be the same in all, and own data without labelled images for test or
+            validation raise a DataError.
         cache: own data are listed into it.
     """
     if data in RECIPES:
@@ -431,8 +481,8 @@ def experiments_on(
             "it out."
         )
     config = _folder(path, options) if path.is_dir() else _arrays(path, options)
-    own = _list_own_data(config, options, cache or DataCache())
-    if must_evaluate and not own.can_evaluate:
+    own = _list_own_data(config, options, cache or DataCache(), compared=compared)
+    if compared and not own.can_evaluate:
         raise DataError(
             f"there are no images to compare methods by: {data} has no test images, and some "
             "class has too few labels to hold one out. Give labelled images by test=..., or a "
@@ -495,7 +545,7 @@ def make_cells(
         algorithms: by name; all if empty. addons, refiners: by name.
         settings: ``key=value``, for every cell that has the key.
     """
-    make, name = experiments_on(data, options, must_evaluate=True)
+    make, name = experiments_on(data, options, compared=True)
     methods = [("supervised", "none", "none")] + [
         (algorithm, addon, refiner)
         for algorithm in (algorithms or ALGORITHMS)

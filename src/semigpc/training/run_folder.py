@@ -33,6 +33,7 @@ from semigpc.io.atomic import (
     RELAXED,
     Count,
     FileFacts,
+    JsonObject,
     Sha256,
     facts_of,
     is_sealed,
@@ -63,7 +64,7 @@ REDO_SUMMARY = "Delete it and resume the run: it is written again from the last 
 # Settings that may change after training: where the data are now, and what the machine can do.
 FREE_SETTINGS = ("data.", "train.eval_batch", "train.workers", "train.threads")
 MOST_CHANGES = 4  # settings named in a message; another algorithm changes many more
-HEADS: tuple[Head, ...] = ("linear", "gp")
+HEADS: tuple[Head, ...] = ("linear", "gp", "label")
 PARTS = ("test", "validation")
 COUNTS = ("labeled_counts", "validation_counts", "test_counts", "unlabeled_counts")
 PER_CLASS = (
@@ -173,7 +174,10 @@ class LogState(TypedDict):
 
 @with_config(RELAXED)
 class RunState(TypedDict):
-    """What a checkpoint stores besides tensors, with the experiment and split trained on."""
+    """What a checkpoint stores besides tensors, with the experiment and split trained on.
+
+    ``label_head`` are the facts of that head, if the run has it.
+    """
 
     step: Count
     generation: Count
@@ -182,6 +186,7 @@ class RunState(TypedDict):
     precision: dict[str, Any]
     experiment: dict[str, Any]
     split: SplitFacts
+    label_head: NotRequired[JsonObject | None]
 
 
 class Checkpoint(NamedTuple):
@@ -244,10 +249,21 @@ def add_evaluation(results: Results, lines: Sequence[MetricsLine]) -> bool:
     if test is not None and (best_test is None or test[METRIC] > best_test[METRIC]):
         results["best_on_test"] = test
     best = results.get("best_on_validation")
-    if validation is None or (best is not None and validation[METRIC] <= best["chosen_by"]):
+    if validation is None or (best is not None and not _is_better(validation, best)):
         return False
     results["best_on_validation"] = {**(test or validation), "chosen_by": validation[METRIC]}
     return True
+
+
+def _is_better(validation: MetricsLine, best: MetricsLine) -> bool:
+    """Return whether an evaluation on validation images replaces the best one so far.
+
+    A label head does not change in a run, so that its later checkpoint is the better one: the other
+    heads in it have trained for longer.
+    """
+    if validation["head"] == "label" and validation[METRIC] == best["chosen_by"]:
+        return True
+    return validation[METRIC] > best["chosen_by"]
 
 
 def results_of(evals: Sequence[MetricsLine]) -> Results:

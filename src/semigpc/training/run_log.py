@@ -148,7 +148,7 @@ class RunLog:
         """
         self.head = evaluation.head
         self.temperatures = evaluation.temperatures
-        if last and not self.temperatures:
+        if last and not self.temperatures and self.head != "label":
             reason = "No class has two labels, or there are no unlabelled images."
             self.note(step, f"{UNCALIBRATED} {reason}")
         lines = [self._write("eval", step, result) for result in evaluation.results]

@@ -32,6 +32,7 @@ from semigpc.models import Adapter, Classifier, build_model
 from semigpc.models.encoder import Encoder
 from semigpc.refiners import REFINERS, GaussianProcessRefiner, Refiner
 from semigpc.training.experiment import Experiment, name_of, settings_of
+from semigpc.training.label_head import LabelHead
 from semigpc.training.optim import average_of, build_optimizer, optimizer_tensors, restore_optimizer
 from semigpc.training.processes import prepare_to_share, shared_networks
 from semigpc.training.run_folder import Checkpoint
@@ -77,6 +78,10 @@ class Trainer:
             return self.networks.teacher
         addon = self.addon if self.addon.answers else None
         return EvaluationNetwork(self.networks.teacher, own, addon)
+
+    def show_blank(self) -> None:
+        """Let an add-on see what the network to evaluate makes of an image without content."""
+        self.algorithm.show_blank(self.networks.teacher)
 
     @torch.no_grad()
     def still_finite(self, images: Tensor) -> bool:
@@ -152,6 +157,19 @@ def _fitting() -> Iterator[None]:
         ) from error
 
 
+def stored_label_head(experiment: Experiment, checkpoint: Checkpoint) -> LabelHead | None:
+    """Return the label head of a checkpoint; None if the run has none.
+
+    Raises:
+        CheckpointError: a part of it is missing or does not fit.
+    """
+    facts = checkpoint.state.get("label_head")
+    if not experiment.has_label_head or facts is None:
+        return None
+    with _fitting():
+        return LabelHead.restored(checkpoint.part("label_head"), facts)
+
+
 LogitsOf = Callable[[ModelOutput], Tensor]
 
 
@@ -224,6 +242,7 @@ def assemble(
     n_unlabeled: int = 0,
     original_counts: npt.NDArray[np.int64] | None = None,
     cached_width: int | None = None,
+    blank: Tensor | None = None,
 ) -> Trainer:
     """Build network, average, optimiser, refiner, add-on and algorithm, all fresh.
 
@@ -232,17 +251,12 @@ def assemble(
             n_unlabeled: images.
         original_counts: (C,) before images that the model labelled itself joined.
         cached_width: in frozen mode, of the features that take the place of images.
+        blank: see :func:`blank_input`.
     """
     n_classes = len(class_counts)
     heads: dict[str, HeadSpec] = experiment.algorithm.heads | experiment.addon.heads(n_classes)
     model = _network(experiment, n_classes, heads, cached_width)
-    width = model.n_features
-    if experiment.refiner.feature == "projection":
-        width = heads["projection"].width
-    with settings_of("refiner"):
-        refiner = REFINERS[experiment.refiner_name].build(
-            experiment.refiner, width, n_classes, device=fabric.device
-        )
+    refiner = _refiner(experiment, model, heads, fabric.device)
     task = Task(
         class_counts=torch.as_tensor(class_counts),
         labeled_batch=experiment.train.labeled_batch,
@@ -250,6 +264,7 @@ def assemble(
         n_unlabeled=n_unlabeled,
         n_features=model.n_features,
         original_counts=None if original_counts is None else torch.as_tensor(original_counts),
+        blank=blank,
     )
     with settings_of("addon"):
         addon = ADDONS[experiment.addon_name].build(experiment.addon, task)
@@ -279,6 +294,18 @@ def _network(
         return build_model(experiment.model, n_classes, heads)
 
 
+def _refiner(
+    experiment: Experiment, model: Classifier, heads: dict[str, HeadSpec], device: torch.device
+) -> Refiner:
+    """Return the refiner of the network's features, or of its projections."""
+    width = model.n_features
+    if experiment.refiner.feature == "projection":
+        width = heads["projection"].width
+    build = REFINERS[experiment.refiner_name].build
+    with settings_of("refiner"):
+        return build(experiment.refiner, width, model.n_classes, device=device)
+
+
 def _networks(student: Any, average: Any, fabric: Fabric) -> Networks:
     """Return the student with its teacher: the average in evaluation mode, or the student."""
     teacher = student
@@ -298,6 +325,23 @@ class RunData(NamedTuple):
 
     splits: Splits
     source: ViewSource
+
+
+def blank_input(experiment: Experiment, device: torch.device) -> Tensor | None:
+    """Return the network's input for an image without content; None if no add-on needs it.
+
+    It is an image of equal pixels, (1, 3, s, s); in frozen mode the frozen network's features of
+    that image, (1, D), in 16 bits like the cached ones.
+    """
+    if experiment.addon.blank_pixel is None:
+        return None
+    size = experiment.augment.image_size
+    image = torch.full((1, 3, size, size), experiment.addon.blank_pixel)
+    if experiment.frozen is None:
+        return image
+    with settings_of("model"):
+        encoder = Encoder(experiment.model, size, device)
+    return encoder(image).half().float()
 
 
 class DataCache:

@@ -58,12 +58,12 @@ export function undo() {
 // Ask for what has changed.
 export const refresh = () => inTurn(async () => ask("refresh", view()));
 
-export function exportTo(format) {
-  return inTurn(async () => {
-    try {
-      return await ask("export", { format, ...view() });
-    } catch (error) {
-      return { error: error instanceof Refused ? error.message : "Not connected: nothing was written." };
-    }
-  });
+// What was answered before is sent first; later answers need not wait for the file.
+export async function exportTo(format) {
+  await inTurn(() => {});
+  try {
+    return await ask("export", { format, ...view() });
+  } catch (error) {
+    return { error: error instanceof Refused ? error.message : "Not connected: nothing was written." };
+  }
 }

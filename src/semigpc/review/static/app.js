@@ -60,9 +60,9 @@ onChange((what) => {
     if (state.mode === "grid") enterGrid().catch(() => {});
     else enter();
   }
+  if (state.progress) byId("verdict").hidden = !state.progress.verdict || state.mode !== "work";
   if (!what.progress || !state.progress) return;
   byId("undo").disabled = state.undo === null && state.outbox.length === 0;
-  byId("verdict").hidden = !state.progress.verdict;
   byId("verdict").firstElementChild.textContent = state.progress.verdict ?? "";
   byId("drawn").textContent = state.progress.state === "cold" ? "" : state.progress.drawn?.note ?? "";
   byId("check-random").hidden = state.mode !== "work" || state.progress.state === "cold";

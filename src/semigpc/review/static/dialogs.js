@@ -2,7 +2,7 @@
 
 import { exportTo, rename } from "./actions.js";
 import { startAudit } from "./audit.js";
-import { byId, el, icon, number, plural, say } from "./dom.js";
+import { byId, el, icon, number, percent, plural, say } from "./dom.js";
 import { focusCurrent } from "./grid.js";
 import { clean, knownNames, offers, Options, same } from "./names.js";
 import { guaranteeInWords } from "./reward.js";
@@ -155,12 +155,12 @@ function formatItem(format) {
 
 async function write(format, button, files) {
   button.disabled = true;
-  files.replaceChildren("Writing…");
+  files.replaceChildren("Writing. After new answers a model is fitted first, which takes some seconds.");
   const told = await exportTo(format.name);
   button.disabled = false;
   if (told.error) return files.replaceChildren(el("p", { class: "needs" }, told.error));
   say(`${format.title} is written.`);
-  return files.replaceChildren(el("p", {}, `${plural(told.rows, "row")}, ${number(told.labels)} with a label:`), ...told.files.map((file) => el("code", {}, file)), ...(told.notes ?? []).map((note) => el("p", { class: "quiet" }, note)));
+  return files.replaceChildren(el("p", {}, `${plural(told.rows, state.about.images ? "image" : "row")}, ${number(told.labels)} with a label:`), ...told.files.map((file) => el("code", {}, file)), ...(told.notes ?? []).map((note) => el("p", { class: "quiet" }, note)));
 }
 
 const COMMANDS = { predict: "Label new images", export: "Write one ONNX file that runs without this program" };
@@ -179,6 +179,9 @@ async function copy(command, button) {
 export function openLeaving(part) {
   byId("formats").replaceChildren(...(state.about.formats ?? []).map(formatItem));
   byId("commands").replaceChildren(...Object.entries(state.about.commands ?? {}).flatMap(commandItem));
+  const target = state.progress.target ?? null;
+  const sure = target === null ? "the predicted ones that are sure enough" : `those that are guaranteed at ${percent(target)}`;
+  byId("export-words").textContent = `Labels are yours and ${sure}. In CSV and Parquet every other ${state.about.images ? "image" : "row"} has a guess, and all have a confidence and the precision (grade) that is guaranteed.`;
   byId("leaving").showModal();
   byId(part).scrollIntoView({ block: "start" });
   byId(part).querySelector("button:not(:disabled)")?.focus();

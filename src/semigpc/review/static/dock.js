@@ -49,7 +49,7 @@ function show() {
   byId("how").textContent = state.progress?.state === "cold"
     ? "Nothing is predicted yet. Mark images that are alike, and move them to a class."
     : wrong
-      ? "Click what is wrong, then accept the rest of the page. Move the marked ones to their class, or leave them open."
+      ? "Click what is wrong, then accept the rest of the page. Move the marked ones to their class, or leave them open. Below each: how probable its label is, and what is guaranteed for labels like it."
       : "Choose a class to check it at a glance. Enter opens a card, Space marks it.";
 }
 

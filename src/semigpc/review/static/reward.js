@@ -24,7 +24,7 @@ function gainOf(grade, gain) {
   const text = signed(gain.labels);
   const fresh = before !== text;
   before = text;
-  return el("span", { class: `plus${gain.labels < 0 ? " less" : ""}${fresh ? " pop" : ""}`, title: `${gainInWords({ gain })}, at ${percent(gain.precision)}` }, text);
+  return el("span", { class: `plus${gain.labels < 0 ? " less" : ""}${fresh ? " pop" : ""}`, title: `${gainInWords({ gain })}, at ${percent(gain.precision)}, among the images that are still open` }, text);
 }
 
 function showGrades({ grades, counts, gain }) {
@@ -43,12 +43,13 @@ function showBar({ grades, counts }) {
   bar.setAttribute("aria-label", [`Of ${number(total)} rows ${number(counts.labelled)} are labelled`, ...words].join(", "));
 }
 
-function outlook({ state: phase, expected, without, classes }) {
-  if (phase === "cold") return [el("span", { class: "quiet" }, classes.length === 0 ? "Nothing is labelled yet." : "One more class, and the page labels the rest.")];
-  const parts = [];
-  if (expected !== null) parts.push(el("span", { title: "How many of all labels are right, as the model expects; labels by people count as right." }, el("b", {}, percent(expected)), " expected right"));
-  if (without > 0) parts.push(el("span", { class: "needs", title: "Classes of which no new label is guaranteed at 80 % yet." }, el("b", {}, number(without)), without === 1 ? " class gets none" : " classes get none"));
-  else parts.push(el("span", { class: "quiet" }, "every class gets some"));
+function outlook({ state: phase, expected, without, classes, counts }) {
+  const noun = state.about.images ? "image" : "row";
+  const none = `${plural(state.about.rows, noun)}, none labelled yet. Name what you see; from the second class on, the page labels the rest.`;
+  if (phase === "cold") return [el("span", { class: "quiet" }, classes.length === 0 ? none : "One more class, and the page labels the rest.")];
+  if (expected === null) return [el("span", { class: "quiet" }, `Labelling the other ${plural(state.about.rows - counts.labelled, noun)}. Go on meanwhile.`)];
+  const parts = [el("span", { title: "How many of all labels are right, as the model expects; labels by people count as right." }, el("b", {}, percent(expected)), " of all expected right")];
+  if (without > 0) parts.push(el("span", { class: "needs", title: "Classes of which no new label is guaranteed at 80 % yet." }, "none guaranteed for ", el("b", {}, plural(without, "class", "classes"))));
   return parts;
 }
 
@@ -61,6 +62,7 @@ function show() {
   showGrades(progress);
   showBar(progress);
   byId("gain").textContent = phase === "cold" ? "" : gainInWords(progress);
+  byId("gain").classList.toggle("less", (progress.gain?.labels ?? 0) < 0);
   byId("outlook").replaceChildren(...outlook(progress));
 }
 
@@ -70,7 +72,7 @@ export function guaranteeInWords() {
   const { grades, expected, without, drawn, nothing, audit, classes } = state.progress;
   if (state.progress.state === "cold") return [el("p", {}, "Nothing is predicted yet. Once two classes are named, every other image gets a label, and this says how many of them are sure to be right.")];
   const rows = grades.map((grade) => el("tr", {}, el("td", {}, number(grade.labels)), el("td", {}, `new labels of which at least ${percent(grade.precision)} are right`)));
-  const parts = [el("table", { class: "plain" }, el("tbody", {}, ...rows)), el("p", { class: "quiet" }, "Guaranteed means: in at least 9 of 10 projects, that share of these labels or more is right. Each line holds the labels of the lines above it.")];
+  const parts = [el("table", { class: "plain" }, el("tbody", {}, ...rows)), el("p", { class: "quiet" }, "Guaranteed means: in at least 9 of 10 projects, that share of these labels or more is right. Each line holds the labels of the lines above it. Labels by people are not counted. Numbers fall when a class is new, or when answers show that the model was too sure.")];
   if (expected !== null) parts.push(el("p", {}, "Expected: ", el("b", {}, percent(expected)), ` of all ${number(state.about.rows)} labels are right. This is the model’s own estimate.`));
   if (drawn?.note) parts.push(el("p", {}, drawn.note));
   if (audit?.checked) parts.push(el("p", {}, ...auditInWords(audit)));
@@ -81,7 +83,7 @@ export function guaranteeInWords() {
 
 export function auditInWords({ checked, right, low, high }) {
   const range = low === null ? "" : ` (${percent(low)} to ${percent(high)} with 95 % certainty)`;
-  return [`Checked at random: ${right} of ${checked} right, `, el("b", {}, percent(right / checked)), `${range}.`];
+  return [`Of the images that were drawn at random, ${right} of ${checked} guesses were right before you answered: `, el("b", {}, percent(right / checked)), `${range}.`];
 }
 
 onChange((what) => {

@@ -17,6 +17,17 @@ const STATUSES = [
   ["labelled", "Labelled"],
   ["all", "All"],
 ];
+// What each of them means, in a sentence. `sure` is the precision from which labels are given out.
+const MEANINGS = {
+  abstained: (sure) => `Guessed, but not ${sure}: exports have the guess and no label.`,
+  outlier: () => "Unlike everything that is labelled, and no class is probable.",
+  suspected: () => "Labels that you brought, and that the other labels contradict.",
+  pseudo: (sure) => `Guessed, and ${sure}: exports have the label.`,
+  changed: () => "Other labels than at the start.",
+  reviewed: () => "Answered on this page.",
+  skipped: () => "Answered with “can’t tell” or “none of these”.",
+  labelled: () => "Labelled by people, here or before.",
+};
 const MANY = 12; // classes, from which on they can be searched, and those used last come first
 const RECENT = 5; // of these
 
@@ -35,14 +46,20 @@ const radios = STATUSES.map(([status, title]) => {
 });
 byId("statuses").append(...radios.map((radio) => radio.label));
 
+function meaning(status) {
+  const target = state.progress?.target ?? null;
+  return MEANINGS[status]?.(target === null ? "sure enough" : `guaranteed at ${percent(target)}`) ?? "";
+}
+
 function showStatuses() {
+  byId("status-note").textContent = meaning(state.filters.status);
   for (const { status, input, count, label } of radios) {
     const many = state.progress?.counts[status] ?? 0;
     input.checked = state.filters.status === status;
     label.classList.toggle("chosen", input.checked);
     label.classList.toggle("zero", many === 0);
     count.textContent = short(many);
-    label.title = number(many);
+    label.title = `${number(many)}. ${meaning(status)}`;
   }
 }
 
