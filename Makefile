@@ -8,7 +8,7 @@ FUZZ   ?= 10
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-all test-cpus lint check format toy bench docs wheel
+.PHONY: help run test test-all test-cpus lint check format toy bench docs walkthrough wheel
 
 help:     ## list the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 12
@@ -58,7 +58,11 @@ bench: $(VENV)/ready     ## time an update, a training step and the labelling of
 	$(BIN)/python benchmarks/label.py
 
 docs: $(VENV)/ready     ## build the documentation into site/; a broken link is an error
-	$(BIN)/mkdocs build --strict
+	$(BIN)/python docs/build_site.py site
+
+walkthrough: $(VENV)/ready     ## make the pictures of docs/walkthrough.md from PHOTOS, a folder of class folders
+	@test -n "$(PHOTOS)" || { echo "make walkthrough needs PHOTOS=FOLDER, with a sub-folder for each class"; exit 1; }
+	$(BIN)/python docs/walkthrough.py $(PHOTOS)
 
 wheel: $(VENV)/ready     ## build the source distribution and the wheel into dist/
 	$(BIN)/python -m build

@@ -232,12 +232,12 @@ def test_an_unknown_add_on_is_answered_with_the_nearest() -> None:
 def test_the_add_on_that_the_docs_show_is_whole(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "extend.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "extend-training.md").read_text()
     blocks = [block.partition("```")[0] for block in page.split("```python\n")[1:]]
     (code,) = [block for block in blocks if "class Humble(AddOn)" in block]
     # what the page puts there is gone after the test
     monkeypatch.setitem(ADDONS, "humble", ADDONS["none"])
-    exec(compile(code, "extend.md", "exec"), {"__name__": "page"})
+    exec(compile(code, "extend-training.md", "exec"), {"__name__": "page"})
     plain = small_run("fixmatch", "none", "train.steps=3")
     experiment = replace(plain, addon=ADDONS["humble"].config())
     train(experiment.override(["addon.humility=0.2"]), tmp_path / "run")

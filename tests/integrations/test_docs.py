@@ -1,4 +1,4 @@
-"""The snippets of docs/extend.md run as they stand."""
+"""The snippets of docs/integrate.md, extend.md and extend-training.md run as they stand."""
 
 import importlib.util
 import re
@@ -20,16 +20,22 @@ from semigpc.refiners import REFINERS, GaussianProcessRefiner, GPConfig
 from semigpc.training import last_result, train
 from semigpc.training.presets import digits
 
-PAGE = (Path(__file__).parent.parent.parent / "docs" / "extend.md").read_text()
-LOOP, LIGHTNING, USB, KERNEL, DATASET, ALGORITHM, REFINER, _ADDON, VERB = re.findall(
-    r"```python\n(.*?)```", PAGE, flags=re.DOTALL
-)
+DOCS = Path(__file__).parent.parent.parent / "docs"
+
+
+def snippets(page: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), flags=re.DOTALL)
+
+
+LOOP, LIGHTNING, USB = snippets("integrate.md")
+KERNEL, DATASET, REFINER = snippets("extend.md")
+ALGORITHM, _ADDON, VERB = snippets("extend-training.md")
 
 
 def run(snippet: str) -> dict[str, Any]:
     names: dict[str, Any] = {"__name__": "snippet"}
     with torch.random.fork_rng(devices=[]):
-        exec(compile(snippet, "docs/extend.md", "exec"), names)
+        exec(compile(snippet, "a page of docs", "exec"), names)
     return names
 
 
@@ -56,7 +62,7 @@ def test_the_lightning_module_trains(
 
 def test_the_usb_snippet_configures_it() -> None:
     if importlib.util.find_spec("semilearn") is None:
-        pytest.skip("semilearn needs packages that our pins exclude, see docs/extend.md")
+        pytest.skip("semilearn needs packages that our pins exclude, see docs/integrate.md")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -111,3 +117,14 @@ def test_the_verb_prints_the_labels_of_a_run(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, [str(tmp_path / "run")])
     assert done.exit_code == 0, done.output
     assert done.stdout.splitlines()[0] == "0: 36"
+
+
+def test_the_loop_of_the_walkthrough_compares_with_and_without() -> None:
+    program = "\n".join(snippets("own-fixmatch-loop.md"))
+    assert "STEPS = 400" in program
+    names = run(program.replace("STEPS = 400", "STEPS = 60"))
+    without, with_it, gain = names["compare"](range(2))
+    assert torch.equal(gain, with_it - without)
+    assert (without > 0.2).all()  # of 10 classes: both learn something
+    assert (with_it > 0.2).all()
+    assert gain.abs().max() > 0  # after the warm-up the GP has a say

@@ -37,7 +37,7 @@ def test_without_semilearn_the_way_out_is_named(monkeypatch: pytest.MonkeyPatch)
 def algorithms() -> dict[str, type]:
     """Our two and theirs, by name, where semilearn can be imported."""
     if importlib.util.find_spec("semilearn") is None:
-        pytest.skip("semilearn needs packages that our pins exclude, see docs/extend.md")
+        pytest.skip("semilearn needs packages that our pins exclude, see docs/integrate.md")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

@@ -2,5 +2,5 @@
 
 ``usb`` adds FixMatch and SimMatch with the refiner to ``semilearn``; ``lightning`` is a callback. A
 loop of your own needs neither: :class:`semigpc.refiners.GaussianProcessRefiner` has ``probs`` and
-``remember``. See ``docs/extend.md``.
+``remember``. See ``docs/integrate.md``.
 """
