@@ -67,12 +67,14 @@ def answer(page: Any, truth: dict[str, str]) -> None:
         page.keyboard.type(truth[name])
         page.keyboard.press("Enter")
     page.wait_for_function(
-        "name => document.getElementById('stage-id').textContent !== name", arg=name
+        "name => document.getElementById('ask').hidden || "
+        "document.getElementById('stage-id').textContent !== name",
+        arg=name,
     )
 
 
 def settle(page: Any) -> None:
-    """Wait until the counts have stayed as they are for SETTLED seconds: the last model is there."""
+    """Wait until the counts have not changed for SETTLED seconds: the last model is there."""
     page.locator("#reward:not(.cold):not(.fitting)").wait_for()
     before = ""
     while before != (now := page.locator("#grades").inner_text()):

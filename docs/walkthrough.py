@@ -24,7 +24,8 @@ from pictures import HEIGHT, IMAGES, WIDTH, answer, serve, settle, take
 
 COUNT = 1200  # photographs
 NEW = 100  # more, that the finished model labels
-ANSWERS = 100
+ANSWERS = 60  # before the check
+CHECKED = 50  # at random, which the page offers
 EARLY = 12  # answers, after which the page is shown again
 PATIENCE = 300_000  # milliseconds
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
@@ -72,18 +73,31 @@ def opened(photos: Path) -> Iterator[Any]:
         process.wait()
 
 
+def give(page: Any, truth: dict[str, str]) -> None:
+    """Give the true answer, and wait until it is saved."""
+    answer(page, truth)
+    page.wait_for_function("() => document.getElementById('saved').textContent === 'Saved'")
+
+
 def sit(page: Any, truth: dict[str, str], answers: int, out: Path) -> None:
-    """Give the answers of a first sitting, and take a picture of every step."""
+    """Give the answers of a first sitting, check at random, and take a picture of every step."""
     page.locator("#picture img").wait_for()
     take(page, out / "start.png")
     for number in range(answers):
-        answer(page, truth)
-        page.wait_for_function("() => document.getElementById('saved').textContent === 'Saved'")
+        give(page, truth)
         if number + 1 == min(EARLY, answers - 1):
             settle(page)
             take(page, out / "early.png")
     settle(page)
     take(page, out / "late.png")
+    page.locator("#check-random").click()
+    page.wait_for_function("() => document.getElementById('place').textContent.includes(' of ')")
+    for _ in range(CHECKED):
+        give(page, truth)
+    page.locator("#end .result").first.wait_for()
+    settle(page)
+    take(page, out / "checked.png")
+    page.locator("#audit-close").click()
     page.locator("#explain").click()
     page.locator("#guarantee[open]").wait_for()
     take(page, out / "guaranteed.png")
