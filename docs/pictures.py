@@ -74,7 +74,7 @@ def answer(page: Any, truth: dict[str, str]) -> None:
 
 
 def settle(page: Any) -> None:
-    """Wait until the counts have not changed for SETTLED seconds: the last model is there."""
+    """Wait until the counts have not changed for SETTLED seconds."""
     page.locator("#reward:not(.cold):not(.fitting)").wait_for()
     before = ""
     while before != (now := page.locator("#grades").inner_text()):

@@ -48,7 +48,7 @@ def test_the_file_returns_what_predict_returns(run: Path, tmp_path: Path) -> Non
     done = export_run(run, out=tmp_path / "model.onnx")
     assert json.loads((tmp_path / "model.onnx.json").read_text()) == done.facts
     assert done.facts["outputs"]["probabilities"]["head"] == "label"
-    assert done.facts["check"]["test_images"] == 12
+    assert done.facts["check"]["test_images"] == 15
     session = onnxruntime.InferenceSession(done.path, providers=["CPUExecutionProvider"])
     facts = json.loads(session.get_modelmeta().custom_metadata_map["semigpc"])
     assert facts["preparation"] == {

@@ -84,7 +84,7 @@ def served_here(out: Path, *, learns: bool = True) -> Iterator[str]:
     """
     import uvicorn
 
-    from semigpc.cli.live_page import use_commands
+    from semigpc.cli.tables import use_commands
     from semigpc.review.app import Background, make_app
 
     session = open_session(out)

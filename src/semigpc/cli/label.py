@@ -9,10 +9,9 @@ from rich.console import Console
 from rich.table import Table
 
 from semigpc.cli.failures import reported
-from semigpc.cli.live_page import say_use, use_commands
 from semigpc.cli.options import NETWORK_HELP, AsJson, TrustPseudo, announced, option
 from semigpc.cli.progress import StageBar
-from semigpc.cli.tables import say, table, verbatim
+from semigpc.cli.tables import say, say_use, table, use_commands, verbatim
 from semigpc.io.errors import DataError
 from semigpc.report.wording import no_new_labels, percent
 

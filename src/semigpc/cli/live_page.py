@@ -1,33 +1,14 @@
 """Serving the page of a labelled folder, for the verbs that do."""
 
-import shlex
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from semigpc.cli.tables import say
+from semigpc.cli.tables import say, say_use, use_commands
 
 if TYPE_CHECKING:
     from semigpc.review.session import Session
-
-
-def use_commands(folder: Path, *, of_images: bool) -> dict[str, str]:
-    """Return the commands that use a labelled folder as a model."""
-    name = shlex.quote(str(folder))
-    new = "NEW_PHOTOS" if of_images else "NEW_TABLE"
-    return {
-        "predict": f"semigpc predict {name} {new} --out new.csv",
-        "export": f"semigpc export {name} --out model.onnx",
-    }
-
-
-def say_use(commands: Mapping[str, str]) -> None:
-    """Print the commands that use a labelled folder, each on a line of its own."""
-    say("use it:")
-    for command in commands.values():
-        say(f"  {command}")
 
 
 def say_notes(session: "Session") -> None:

@@ -11,6 +11,7 @@ continues, so that no work is lost and the exit code is the verb's own. ``--json
 
 import io
 import os
+import shlex
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -70,6 +71,23 @@ class _Output(io.FileIO):
 def say(line: str, *, err: bool = False) -> None:
     """Print one line; characters that could control the terminal are shown as escape codes."""
     print(printable(line), file=sys.stderr if err else sys.stdout, flush=True)
+
+
+def use_commands(folder: Path, *, of_images: bool) -> dict[str, str]:
+    """Return the commands that use a labelled folder as a model."""
+    name = shlex.quote(str(folder))
+    new = "NEW_PHOTOS" if of_images else "NEW_TABLE"
+    return {
+        "predict": f"semigpc predict {name} {new} --out new.csv",
+        "export": f"semigpc export {name} --out model.onnx",
+    }
+
+
+def say_use(commands: Mapping[str, str]) -> None:
+    """Print the commands that use a labelled folder, each on a line of its own."""
+    say("use it:")
+    for command in commands.values():
+        say(f"  {command}")
 
 
 def verbatim(text: object) -> Text:

@@ -222,8 +222,7 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Add, replace or withdraw labels online: O(B N^2) for B rows.
 
         Hyper-parameters, shares and threshold stay as ``fit`` chose them; class counts change. The
-        first call is a ``fit``. A new class is added; where several GPs share the labels, they are
-        built anew for it.
+        first call is a ``fit``. A new class is added; several GPs are built anew for it.
 
         Args:
             X: (B, D). y: (B,) classes; -1, None or NaN withdraws the label of that row.
