@@ -19,7 +19,7 @@ DOCS = ROOT / "docs"
 CONFIG = "zensical.toml"
 NOTEBOOK = ROOT / "examples" / "label_photos.ipynb"
 NAMES_HERE = "<!-- the public names of semigpc are inserted here by docs/build_site.py -->"
-COPIED = (".css", ".jpg", ".json", ".md", ".png", ".svg")
+COPIED = (".css", ".json", ".md", ".png", ".svg")
 # ``:class:`name```, as Sphinx writes it, in pages that were built
 ROLE = re.compile(r":(?:attr|class|data|func|meth|mod):\s*(?=<code>)")
 ANSI = re.compile(r"\x1b\[[0-9;]*m")

@@ -67,7 +67,9 @@ def answer(page: Any, truth: dict[str, str]) -> None:
         page.keyboard.type(truth[name])
         page.keyboard.press("Enter")
     page.wait_for_function(
-        "name => document.getElementById('stage-id').textContent !== name", arg=name
+        "name => document.getElementById('ask').hidden || "
+        "document.getElementById('stage-id').textContent !== name",
+        arg=name,
     )
 
 

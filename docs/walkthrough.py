@@ -15,38 +15,36 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
+from pictures import HEIGHT, IMAGES, WIDTH, answer, serve, settle, take
 
 COUNT = 1200  # photographs
-NEW = 50  # more, that the finished model labels
-ANSWERS = 100
-EARLY = 12  # answers, after which the page is shown for the first time
-MOST_BYTES = 150_000  # of a picture
+NEW = 100  # more, that the finished model labels
+ANSWERS = 60  # before the check
+CHECKED = 50  # at random, which the page offers
+EARLY = 12  # answers, after which the page is shown again
 PATIENCE = 300_000  # milliseconds
-NAMES = ("chromium", "chromium-browser", "google-chrome")
-FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking")
-PHOTOS = "photos"
-LABELLED = "photos-labelled"
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
+GRADES = (0.99, 0.95, 0.9, 0.8, 0.0)
+ROUNDING = 1e-6  # grades are float32
+Row = dict[str, str]
 
 
 def copy_photographs(source: Path, work: Path, count: int) -> dict[str, str]:
     """Copy ``count`` photographs to work/photos and NEW others to work/new_photos; return the class
     of each by its new name.
     """
-    found = sorted(p for p in source.rglob("*") if p.suffix.lower() in SUFFIXES)
+    found = sorted(path for path in source.glob("*/*") if path.suffix.lower() in SUFFIXES)
     if len(found) < count + NEW:
         raise SystemExit(f"{source} has {len(found)} photographs; {count + NEW} are needed.")
     random.Random(0).shuffle(found)
     truth = {}
     for number, path in enumerate(found[: count + NEW]):
-        folder = work / (PHOTOS if number < count else "new_photos")
+        folder = work / ("photos" if number < count else "new_photos")
         folder.mkdir(exist_ok=True)
         name = f"IMG_{number:04d}{path.suffix.lower()}"
         shutil.copyfile(path, folder / name)
@@ -54,104 +52,63 @@ def copy_photographs(source: Path, work: Path, count: int) -> dict[str, str]:
     return truth
 
 
-# The page -----------------------------------------------------------------------------------------
-
-
 @contextmanager
-def served(work: Path) -> Iterator[str]:
-    """Yield the address of ``semigpc open photos``; Ctrl-C ends it afterwards."""
-    command = [sys.executable, "-m", "semigpc", "open", PHOTOS, "--no-browser"]
-    with subprocess.Popen(command, cwd=work, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        try:
-            for line in process.stdout:
-                print(line, end="", file=sys.stderr)
-                if line.startswith("open http"):
-                    yield line.split()[-1]
-                    break
-        finally:
-            process.send_signal(signal.SIGINT)
-
-
-@contextmanager
-def browser_page(address: str) -> Iterator[Any]:
-    """Yield the page in Chromium, ready for keys."""
+def opened(photos: Path) -> Iterator[Any]:
+    """Yield the page of ``semigpc open`` in Chromium; Ctrl-C ends the command afterwards."""
     from playwright.sync_api import sync_playwright
 
-    path = next((found for name in NAMES if (found := shutil.which(name))), None)
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=list(FLAGS))
-        page = browser.new_page(viewport={"width": 1180, "height": 760})
-        page.set_default_timeout(PATIENCE)
-        page.goto(address)
-        page.locator("body[data-ready]").wait_for()
-        yield page
-        browser.close()
+    program = shutil.which("chromium") or shutil.which("google-chrome")
+    process, address = serve(photos)
+    try:
+        with sync_playwright() as running:
+            browser = running.chromium.launch(executable_path=program, args=["--no-sandbox"])
+            page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT})
+            page.set_default_timeout(PATIENCE)
+            page.goto(address)
+            page.locator("body[data-ready]").wait_for()
+            yield page
+            browser.close()
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait()
 
 
-def answer(page: Any, truth: Mapping[str, str]) -> str:
-    """Answer the image that is shown as a person would: by a key, or by typing a new name; return
-    its name.
-    """
-    page.locator("#stage").wait_for()
-    name = str(page.locator("#stage-id").text_content())
-    label = truth[name]
-    shown = [one.get_attribute("data-label") for one in page.locator("#options .option").all()]
-    if label in shown[:9]:
-        page.keyboard.press(str(shown.index(label) + 1))
-    else:
-        page.keyboard.type(label)
-        page.keyboard.press("Enter")
-    page.wait_for_function(
-        "name => document.getElementById('stage-id').textContent !== name", arg=name
-    )
-    return name
+def give(page: Any, truth: dict[str, str]) -> None:
+    """Give the true answer, and wait until it is saved."""
+    answer(page, truth)
+    page.wait_for_function("() => document.getElementById('saved').textContent === 'Saved'")
 
 
-def current(page: Any) -> None:
-    """Wait until answers are saved, counts belong to a fitted model, and the picture is there."""
-    page.wait_for_function("document.getElementById('saved').textContent === 'Saved'")
-    page.locator("#reward:not(.cold):not(.fitting)").wait_for()
-    page.wait_for_timeout(3000)  # counts that follow the last answers
-    page.wait_for_load_state("networkidle")
-
-
-def sit(page: Any, truth: Mapping[str, str], answers: int, keep: Callable[[str], None]) -> set[str]:
-    """Give the answers of a first sitting, and keep a picture of every step; return the names that
-    were answered.
-    """
-    named = set()
+def sit(page: Any, truth: dict[str, str], answers: int, out: Path) -> None:
+    """Give the answers of a first sitting, check at random, and take a picture of every step."""
     page.locator("#picture img").wait_for()
-    keep("start")
+    take(page, out / "start.png")
     for number in range(answers):
-        named.add(answer(page, truth))
+        give(page, truth)
         if number + 1 == min(EARLY, answers - 1):
-            current(page)
-            keep("early")
-    current(page)
-    keep("late")
+            settle(page)
+            take(page, out / "early.png")
+    settle(page)
+    take(page, out / "late.png")
+    page.locator("#check-random").click()
+    page.wait_for_function("() => document.getElementById('place').textContent.includes(' of ')")
+    for _ in range(CHECKED):
+        give(page, truth)
+    page.locator("#end .result").first.wait_for()
+    settle(page)
+    take(page, out / "checked.png")
+    page.locator("#audit-close").click()
     page.locator("#explain").click()
     page.locator("#guarantee[open]").wait_for()
-    keep("guaranteed")
+    take(page, out / "guaranteed.png")
     page.keyboard.press("Escape")
     page.locator("#mode-grid").click()
     page.locator("#cards img").first.wait_for()
     page.wait_for_load_state("networkidle")
-    keep("check")
-    page.locator("#use").click()
+    take(page, out / "check.png")
+    page.locator("#export").click()
     page.locator("#leaving[open]").wait_for()
-    keep("export")
-    return named
-
-
-def save(shot: bytes, path: Path) -> None:
-    """Write a picture as a JPEG of MOST_BYTES at most."""
-    image = Image.open(BytesIO(shot)).convert("RGB")
-    for quality in (88, 80, 70, 60, 50):
-        image.save(path, quality=quality, optimize=True, subsampling=0 if quality > 70 else 2)
-        if path.stat().st_size <= MOST_BYTES:
-            return
-    raise SystemExit(f"{path} is larger than {MOST_BYTES} bytes.")
+    take(page, out / "export.png")
 
 
 # What came of it ----------------------------------------------------------------------------------
@@ -160,18 +117,23 @@ def save(shot: bytes, path: Path) -> None:
 def run(work: Path, *command: str) -> None:
     """Run a command of the page."""
     print("semigpc", *command, file=sys.stderr)
-    subprocess.run([sys.executable, "-m", "semigpc", *command], cwd=work, check=True)
+    subprocess.run(
+        [sys.executable, "-m", "semigpc", *command], cwd=work, check=True, stdout=sys.stderr
+    )
 
 
-def judged(path: Path, truth: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return for each grade how many rows of a table reach it, and how many of these guesses are
-    right; only rows of ``truth`` count.
-    """
+def read_rows(path: Path) -> list[Row]:
+    """Return the rows of a table."""
     with path.open(newline="") as file:
-        rows = [row for row in csv.DictReader(file) if Path(row["file_name"]).name in truth]
+        return list(csv.DictReader(file))
+
+
+def judged(rows: Iterable[Row], truth: Mapping[str, str]) -> list[dict[str, float]]:
+    """Return for each grade how many rows reach it, and how many of their guesses are right."""
+    rows = list(rows)
     figures = []
-    for grade in (0.99, 0.95, 0.9, 0.8, 0.0):
-        reached = [row for row in rows if float(row["grade"] or 0) >= grade]
+    for grade in GRADES:
+        reached = [row for row in rows if float(row["grade"] or 0) >= grade - ROUNDING]
         right = sum(row["guess"] == truth[Path(row["file_name"]).name] for row in reached)
         figures.append({"grade": grade, "rows": len(reached), "right": right})
     return figures
@@ -183,26 +145,31 @@ def walk(source: Path, out: Path, count: int, answers: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="semigpc-walkthrough-") as name:
         work = Path(name)
         truth = copy_photographs(source, work, count)
-        with served(work) as address, browser_page(address) as page:
-            keep = lambda step: save(page.screenshot(), out / f"{step}.jpg")  # noqa: E731
-            named = sit(page, truth, answers, keep)
-        run(work, "predict", LABELLED, PHOTOS, "--out", "all.csv")
-        run(work, "predict", LABELLED, "new_photos", "--out", "new.csv")
-        run(work, "export", LABELLED, "--out", "model.onnx")
+        with opened(work / "photos") as page:
+            sit(page, truth, answers, out)
+        labels = read_rows(work / "photos-labelled" / "exports" / "labels.csv")
+        run(work, "predict", "photos-labelled", "new_photos", "--out", "new.csv")
+        run(work, "export", "photos-labelled", "--out", "model.onnx")
         return {
-            "photographs": count,
-            "answers": answers,
-            "rest": judged(work / "all.csv", {k: v for k, v in truth.items() if k not in named}),
-            "new": judged(work / "new.csv", truth),
+            "photographs": len(labels),
+            "answers": sum(row["status"] == "labelled" for row in labels),
+            "rest": judged((row for row in labels if row["status"] != "labelled"), truth),
+            "new": judged(read_rows(work / "new.csv"), truth),
             "onnx_bytes": (work / "model.onnx").stat().st_size,
         }
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Make the pictures, and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("photos", type=Path, help="one sub-folder for each class")
-    parser.add_argument("--out", type=Path, default=Path("docs/images/walkthrough"))
+    parser.add_argument("--out", type=Path, default=IMAGES / "walkthrough")
     parser.add_argument("--count", type=int, default=COUNT)
     parser.add_argument("--answers", type=int, default=ANSWERS)
-    wanted = parser.parse_args()
-    print(json.dumps(walk(wanted.photos, wanted.out, wanted.count, wanted.answers), indent=1))
+    options = parser.parse_args()
+    found = walk(options.photos, options.out, options.count, options.answers)
+    print(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()

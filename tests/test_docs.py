@@ -1,4 +1,4 @@
-"""The pages of docs/: their length, their words, their commands, and the site that is made of them."""
+"""The pages of docs/: their length, words and commands, and the site that is made of them."""
 
 import importlib.util
 import re

@@ -1,10 +1,6 @@
 """The README keeps its word."""
 
-import importlib.util
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -39,18 +35,3 @@ def test_the_commands_are_targets_of_the_makefile() -> None:
         re.findall(r"(?:`|\n)make ([a-z-]+)", README + (ROOT / "CONTRIBUTING.md").read_text())
     )
     assert {"run", "test", "test-cpus"} <= named <= targets
-
-
-def test_the_documentation_site_builds_without_broken_links(tmp_path: Path) -> None:
-    if importlib.util.find_spec("mkdocs") is None:
-        pytest.skip("mkdocs is not installed: pip install 'semigpc[dev]'")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
-    done = subprocess.run(
-        command,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
-    )
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "index.html").exists()

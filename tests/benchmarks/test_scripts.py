@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from benchmarks.answers import Asking
+from benchmarks.estimator import FirstContact
 from benchmarks.peers import TUNED_PEERS
 from benchmarks.problems import Pool, Problem, loaders
 from benchmarks.screening import Screening
@@ -31,6 +32,7 @@ SMALL_RUNS: dict[str, tuple[str, str]] = {  # options, and what is among the fig
     "embed": (f"{EMBED} --side 40", "engines"),
     "engines": ("--part sizes --size 100 --rank 32 --steps 2 --out out.json", "sizes"),
     "estimator": ("--seeds 100:101 --out out.json --plot plot.png", "groups"),
+    "label_counts": ("--data clouds --seeds 1 --out out.json --plot plot.png", "curves"),
     "kernels": ("--data digits --seeds 1 --out out.json --plot plot.png", "of_problems"),
     "screening": ("--seeds 1 --out out.json --plot plot.png", "auroc"),
     "suspects": ("--seeds 1 --out out.json", "at_or_above"),
@@ -47,7 +49,8 @@ def clouds() -> Pool:
     """Four clouds of thirty rows, well apart."""
     rng = np.random.default_rng(0)
     codes = np.repeat(np.arange(4), 30)
-    return Pool((6 * np.eye(4, 5)[codes] + rng.standard_normal((120, 5))).astype(np.float32), codes)
+    rows = 6 * np.eye(4, 5)[codes] + rng.standard_normal((120, 5))
+    return Pool(rows.astype(np.float32), codes, names=tuple("abcd"))
 
 
 @pytest.fixture
@@ -59,6 +62,8 @@ def small_problems(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     digits = Problem("digits", "B", 5, 4, unlabeled=20)
     monkeypatch.setattr("benchmarks.estimator.PROBLEMS", (digits,))
     monkeypatch.setattr("benchmarks.kernels.PROBLEMS", (digits,))
+    few = (FirstContact("clouds", 120, 30), FirstContact("clouds", 120, 60))
+    monkeypatch.setattr("benchmarks.label_counts.PROBLEMS", few)
     monkeypatch.setattr("benchmarks.answers.PROBLEMS", (Asking("digits", 3, 30, 5),))
     monkeypatch.setattr("benchmarks.answers.ANSWERS", 40)
     monkeypatch.setattr("benchmarks.suspects.PROBLEMS", (Flips("digits", 0.1),))

@@ -412,12 +412,14 @@ class Probabilities:
     balanced: bool = False
 
     @property
-    def given_weight(self) -> float:
-        """Return w, the weight of the GP over given labels. O(C)."""
-        present = int((self.counts > 0).sum())
+    def given_weight(self) -> Tensor:
+        """Return w, the weight of the GP over given labels, as a tensor: the classifier is traced
+        for export. O(C).
+        """
+        present = (self.counts > 0).sum().clamp_min(2).double()
         excess = _entropy(self.shares) - _entropy(self.counts)
-        is_unlike = excess > UNLIKE_ENTROPY * math.log(max(present, 2))
-        return UNLIKE_WEIGHT if is_unlike else GIVEN_WEIGHT
+        is_unlike = (excess > UNLIKE_ENTROPY * present.log()).double()
+        return GIVEN_WEIGHT + (UNLIKE_WEIGHT - GIVEN_WEIGHT) * is_unlike
 
     def average(self, plain: Tensor, even: Tensor) -> Tensor:
         """Return the average (M, C) of both GPs, before it is raised to b. O(M C).
@@ -444,10 +446,10 @@ class Probabilities:
         return Decisions(probs, worth.argmax(dim=1))
 
 
-def _entropy(amounts: Tensor) -> float:
+def _entropy(amounts: Tensor) -> Tensor:
     """Return the entropy of the shares of amounts (C,)."""
     shares = amounts.double() / amounts.sum()
-    return float(torch.special.entr(shares).sum())
+    return -(shares * shares.clamp_min(SMALLEST).log()).sum()
 
 
 def sharpened(probs: Tensor, sharpness: float, counts: Tensor) -> Tensor:
