@@ -80,9 +80,9 @@ def draw(summary: Record) -> Figure:
     the accuracy of all guesses as a dashed line.
     """
     curves = summary["curves"]
-    figure = Figure(figsize=(4.2 * len(curves), 3.6), layout="constrained")
+    figure = Figure(figsize=(5.2, 3.2 * len(curves) + 0.6), layout="constrained")
     for place, (data, points) in enumerate(curves.items()):
-        axes = figure.add_subplot(1, len(curves), place + 1)
+        axes = figure.add_subplot(len(curves), 1, place + 1)
         labels = [point["labels"] for point in points]
         for colour, number in zip(COLOURS, range(len(points[0]["grades"])), strict=False):
             grades = [point["grades"][number] for point in points]
@@ -106,8 +106,9 @@ def draw(summary: Record) -> Figure:
         axes.set_xscale("log", base=2)
         axes.set_xticks(labels, [str(n) for n in labels])
         axes.set_ylim(0, 100)
-        dress(axes, data, "random labels", "% of the other images" if place == 0 else "")
-    figure.axes[0].legend(frameon=False, fontsize=8, loc="upper left")
+        dress(axes, data, "random labels", "% of the other images")
+    lines, names = figure.axes[0].get_legend_handles_labels()
+    figure.legend(lines, names, loc="outside lower center", ncols=2, frameon=False)
     return figure
 
 
