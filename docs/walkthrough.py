@@ -139,8 +139,8 @@ def judged(rows: Iterable[Row], truth: Mapping[str, str]) -> list[dict[str, floa
     return figures
 
 
-def walk(source: Path, out: Path, count: int, answers: int) -> dict[str, Any]:
-    """Do what the page describes, write its pictures to ``out``, and return the figures."""
+def walk(source: Path, out: Path, count: int, answers: int) -> None:
+    """Do what the page describes, write its pictures to ``out``, and print the figures."""
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="semigpc-walkthrough-") as name:
         work = Path(name)
@@ -149,14 +149,14 @@ def walk(source: Path, out: Path, count: int, answers: int) -> dict[str, Any]:
             sit(page, truth, answers, out)
         labels = read_rows(work / "photos-labelled" / "exports" / "labels.csv")
         run(work, "predict", "photos-labelled", "new_photos", "--out", "new.csv")
-        run(work, "export", "photos-labelled", "--out", "model.onnx")
-        return {
+        figures = {
             "photographs": len(labels),
             "answers": sum(row["status"] == "labelled" for row in labels),
             "rest": judged((row for row in labels if row["status"] != "labelled"), truth),
             "new": judged(read_rows(work / "new.csv"), truth),
-            "onnx_bytes": (work / "model.onnx").stat().st_size,
         }
+        print(json.dumps(figures, indent=1), flush=True)
+        run(work, "export", "photos-labelled", "--out", "model.onnx")
 
 
 def main() -> None:
@@ -167,8 +167,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=COUNT)
     parser.add_argument("--answers", type=int, default=ANSWERS)
     options = parser.parse_args()
-    found = walk(options.photos, options.out, options.count, options.answers)
-    print(json.dumps(found, indent=1))
+    walk(options.photos, options.out, options.count, options.answers)
 
 
 if __name__ == "__main__":

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 import typer
-from click import Group
+from typer.core import TyperGroup
 
 from semigpc import __all__ as public_names
 from semigpc.cli import app
+from tests.review.browser import chromium
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -26,6 +27,7 @@ USER_PAGES = (
 )
 # Words of every day, too: they are linked where the special meaning is meant.
 COMMON = {"Engine", "Expected", "Guess", "Prior", "Reasons", "Variance", "Views"}
+OWN_VERB = "counts"  # which extend-training.md adds
 MOST_PICTURE_BYTES = 150_000
 EARLIER_PICTURES = {"bench_engines.png", "bench_update.png", "figure1.png"}  # of before that rule
 
@@ -121,7 +123,7 @@ def commands(name: str) -> Iterator[list[str]]:
     lines = [line for block in blocks for line in block.splitlines()]
     lines += re.findall(r"`(semigpc [^`\n]+)`", text)
     for line in lines:
-        if line.startswith("semigpc "):
+        if re.match(rf"semigpc (?!{OWN_VERB}\b)[a-z-]", line):
             yield shlex.split(line, comments=True)[1:]
 
 
@@ -134,7 +136,7 @@ def test_the_commands_and_options_of_a_page_exist(name: str) -> None:
         command = GROUP
         context = command.make_context("semigpc", ["--help"], resilient_parsing=True)
         rest = [word for word in words if word != "--debug"]
-        while isinstance(command, Group) and rest and not rest[0].startswith("-"):
+        while isinstance(command, TyperGroup) and rest and not rest[0].startswith("-"):
             found = command.get_command(context, rest[0])
             assert found is not None, f"{name}: semigpc {' '.join(words)}"
             command = found
@@ -158,25 +160,48 @@ def test_pictures_are_small_and_used() -> None:
 # The site -----------------------------------------------------------------------------------------
 
 
-def build_site(*arguments: str) -> "subprocess.CompletedProcess[str]":
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built strictly."""
     if importlib.util.find_spec("zensical") is None:
         pytest.skip("zensical is not installed: pip install 'semigpc[dev]'")
-    command = [sys.executable, str(DOCS / "build_site.py"), *arguments]
-    return subprocess.run(command, capture_output=True, text=True)
+    folder = tmp_path_factory.mktemp("docs") / "site"
+    command = [sys.executable, str(DOCS / "build_site.py"), str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return folder
 
 
 @pytest.mark.slow
-def test_the_site_builds_strictly_and_has_every_page_and_public_name(tmp_path: Path) -> None:
-    done = build_site(str(tmp_path / "site"))
-    assert done.returncode == 0, done.stderr
-    made = {path.stem for path in (tmp_path / "site").glob("*.html")}
+def test_the_site_has_every_page_and_every_public_name(site: Path) -> None:
+    made = {path.stem for path in site.glob("*.html")}
     assert made >= {Path(name).stem for name in PAGES} | {"label_photos"}
-    api = (tmp_path / "site" / "api.html").read_text()
+    api = (site / "api.html").read_text()
     for name in public_names:
         assert re.search(rf'id="semigpc\.(?:[\w.]+\.)?{name}"', api), name
     assert not re.search(r":(?:class|func|data|mod|meth|attr):", api)
-    assert "../src/" not in (tmp_path / "site" / "architecture.html").read_text()
-    assert (tmp_path / "site" / "search.json").exists()
+    assert "../src/" not in (site / "architecture.html").read_text()
+    assert (site / "search.json").exists()
+
+
+# What is wider than the page, or than the text that it stands in.
+TOO_WIDE = """() => {
+  const right = document.querySelector("article").getBoundingClientRect().right + 1;
+  const tables = [...document.querySelectorAll("article table")];
+  const wide = tables.filter((each) => each.getBoundingClientRect().right > right);
+  const page = document.documentElement.scrollWidth > window.innerWidth ? ["the page"] : [];
+  return [...page, ...wide.map((each) => each.textContent.trim().slice(0, 60))];
+}"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [1280, 390])
+def test_no_page_and_no_table_is_wider_than_the_window(site: Path, width: int) -> None:
+    with chromium() as browser:
+        tab = browser.new_page(viewport={"width": width, "height": 900})
+        for path in sorted(site.glob("*.html")):
+            tab.goto(path.as_uri())
+            assert tab.evaluate(TOO_WIDE) == [], path.name
 
 
 def test_every_page_is_in_the_navigation() -> None:
