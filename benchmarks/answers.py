@@ -526,7 +526,7 @@ def ask_everybody(problem: Asking, pool: Pool, seed: int) -> Record:
     }
     for name in PEERS:
         courses |= follow_peer(name, session, seed)
-    met = {name: course.met for name, course in courses.items()}
+    met: dict[str, float | None] = {name: course.met for name, course in courses.items()}
     met["random"] = first_met(range(len(session.X)), session.truth)
     met[AT_RANDOM] = round(met_at_random(session.truth, seed), 1)
     half = {

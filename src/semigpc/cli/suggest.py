@@ -36,10 +36,11 @@ def suggest(
 
     All answers given on the page are known to it. Most rows are those that
     teach most, no two alike; others may be of a class with few labels or of
-    one without any, some are drawn at random, as the guarantee rests on such,
-    and labels that others contradict come up again. The columns kind and why
-    tell which. They are listed in OUT/suggestions.csv: write the right class
-    into its empty column label, and pass the file to semigpc label beside the
+    one without any, from 40 labels on every second one is drawn at random, as
+    the guarantee rests on such, and labels that others contradict come up
+    again. The columns kind and why tell which. They are listed in
+    OUT/suggestions.csv: write the right class into its empty column label, and
+    pass the file to semigpc label beside the
     earlier labels. Rows left empty are ignored; do not leave out rows drawn at
     random because they are hard.
 

@@ -11,6 +11,7 @@ from semigpc.estimator import Status
 from semigpc.estimator.answers import wilson
 from semigpc.estimator.promise import FEWEST_LEFT_OUT, GRADES
 from semigpc.labeling.journal import Answer, History
+from semigpc.labeling.project import Project
 from semigpc.report.wording import no_new_labels
 from semigpc.review.queue import UNANSWERED, Mask, ReviewQueue, StatusFilter
 
@@ -187,6 +188,12 @@ class Reward:
         )
 
 
+def target_precision(project: Project) -> float | None:
+    """Return the precision from which labels are given out; None if a confidence decides."""
+    options = project.settings["options"]
+    return None if options["abstain"] is not None else options["target_precision"]
+
+
 def state_of(queue: ReviewQueue) -> State:
     """Return whether there is a model, and whether what is shown is up to date."""
     model = queue.model
@@ -228,7 +235,7 @@ def progress(
         "audit": _audit(random_cards),
         "classes": classes,
         "nothing": "" if cold else _without_guarantee(queue, classes),
-        "target": None if cold else model.classifier.promise_.target,
+        "target": target_precision(model.project),
     }
 
 
@@ -345,7 +352,7 @@ def _class_progress(queue: ReviewQueue, answers: Mapping[int, Answer]) -> list[C
     believed = np.bincount(model.codes[unlabelled], minlength=n_classes)
     granted = unlabelled & (model.grade >= np.float32(LOWEST_GRADE))
     n_granted = np.bincount(model.codes[granted], minlength=n_classes)
-    by_confidence = not model.is_cold and model.classifier.promise_.target is None
+    by_confidence = target_precision(model.project) is None
     sure = queue.mask("pseudo") & has_class if by_confidence else granted
     n_sure = np.bincount(model.codes[sure], minlength=n_classes)
     confidence = np.bincount(model.codes[sure], model.confidence[sure], minlength=n_classes)
