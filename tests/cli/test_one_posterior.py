@@ -72,7 +72,7 @@ def test_every_verb_shows_the_class_and_the_confidence_of_one_posterior(
     worked("suggest", out, "--count 10")
     for row in read_rows(out / "suggestions.csv"):
         assert float(row["confidence"]) == pytest.approx(
-            probs[by_id[row["id"]], place[row["believed"]]], abs=1e-4
+            probs[by_id[row["id"]], place[row["guess"]]], abs=1e-4
         )
     sampled = semigpc("audit", out, "--sample 6")
     if sampled.exit_code == 0:  # at least one label was given out

@@ -20,7 +20,7 @@ out labels, by the whole procedure with its self-training, change a, b and u by 
 They are weighted by the shares of their classes among the unlabelled rows, and by 0.7, as labels
 that are left out together are not independent. What they cannot show is added to the draws:
 
-    a + 0.2 - 0.25 d - 0.3 m - 0.3 g        b + N(0, 0.25^2)
+    a + 0.1 - 0.25 d - 0.3 m - 0.3 g        b + N(0, 0.25^2)
       + N(0, (0.45 + 0.45 d)^2 + 2^2 / N + (0.3 g)^2)
     d = min(1, KL(pi | nu) / 0.3)         m = min(1, KL(pi | nu) KL(nu | even) / 0.1)
 
@@ -85,7 +85,7 @@ UNSEEN_LEVEL_FEW = 2.0  # of one label; falls with the root of the effective num
 # rows, and a model that has learned them is surer of the rest than the few random ones can tell.
 UNSEEN_LEVEL_CHOSEN = 0.3
 CHOSEN_LEVEL = 0.3
-LEARNED_LEVEL = 0.2  # added to a, as rows have more labels to learn from than left-out labels ...
+LEARNED_LEVEL = 0.1  # added to a, as rows have more labels to learn from than left-out labels ...
 APART_LEVEL = 0.25  # ... and taken from it where labels have other shares, ...
 HIDDEN_LEVEL = 0.3  # ... and in addition where the labels are uneven, ...
 HIDDEN = 0.1  # ... by a product of so many squared nats
