@@ -63,7 +63,7 @@ def test_a_table_without_labels_becomes_a_labelling_that_is_taught_on_the_page(
     answer(session, 12)
     progress = session.refresh_progress()
     assert progress["state"] == "ready"
-    assert progress["drawn"]["answered"] >= 2
+    assert progress["drawn"]["answered"] == 0  # random cards come later
     labels = [session.model.label(row) for row in range(40)]
     assert labels == ["even" if row % 2 == 0 else "odd" for row in range(40)]
     session.close()
