@@ -121,6 +121,14 @@ def goes_on(page: Any, name: str) -> None:
     )
 
 
+def loads_nothing(page: Any) -> None:
+    """Wait until the page has received nothing for a second."""
+    page.wait_for_function(
+        "() => performance.now() - 1000 > Math.max(0, "
+        "...performance.getEntriesByType('resource').map((one) => one.responseEnd))"
+    )
+
+
 def type_name(page: Any, label: str) -> None:
     name = shown(page)
     page.keyboard.type(label)
@@ -379,6 +387,7 @@ def test_answers_wait_for_a_server_that_was_killed(
     page = open_page(browser, server.address)
     answer(page, 6)
     expect_saved(page, out, 6)
+    loads_nothing(page)  # the images that come next are there
     server.end(signal.SIGKILL)
     expect(page.locator("#banner")).to_contain_text("Not connected")
     names = []
