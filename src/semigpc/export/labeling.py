@@ -21,6 +21,7 @@ from semigpc.estimator.head import (
 )
 from semigpc.export.network import (
     FORMATS,
+    ROUNDED_TOLERANCE,
     SAME_IMAGE,
     TOLERANCE,
     ExportedFile,
@@ -56,7 +57,7 @@ def export_labeling(
 ) -> ExportedFile:
     """Write a labelled folder as one file that needs no semigpc, and describe it in FILE.json.
 
-    The file appears under its name once its probabilities agree to TOLERANCE with those that
+    The file appears under its name once its probabilities agree with those that
     ``semigpc predict`` returns, on up to CHECKED_IMAGES images of the folder, or random ones where
     these are gone, or on CHECKED_ROWS rows of its table.
 
@@ -87,6 +88,7 @@ def _write_draft(
     form = FORMATS[kind]
     network: ClassifierHead | LabelingNetwork
     size: int | Tensor
+    tolerance = TOLERANCE
     if labelling.network is None:
         network, size, facts = _of_rows(labelling)
         inputs, expected, check = _rows_to_check(labelling)
@@ -98,16 +100,18 @@ def _write_draft(
                 f"labelled with. Put these back ({labelling.embedding.source})."
             )
         network, size, facts = _of_images(labelling, encoder)
+        tolerance = ROUNDED_TOLERANCE if network.rounded else TOLERANCE
         inputs, expected, check = _images_to_check(labelling, encoder, report)
     report(f"Writing {draft.name}", 0, None)
     form.write(network.eval(), size, draft, json.dumps(facts))
-    largest = largest_difference(form.open(draft), inputs, expected, report)
+    predictor = form.open(draft)
+    largest = largest_difference(predictor, inputs, expected, report, tolerance=tolerance)
     return {
         **facts,
         "file": draft.name,
         "format": kind,
         "labelling": str(labelling.project.folder),
-        "check": {**check, "largest_difference": largest, "tolerance": TOLERANCE},
+        "check": {**check, "largest_difference": largest, "tolerance": tolerance},
         "versions": versions(*ONNX_PACKAGES),
     }
 

@@ -38,6 +38,9 @@ PROBABILITIES = "probabilities"
 Kind = Literal["onnx", "torch"]
 Progress = Callable[[str, int, int | None], None]
 TOLERANCE = 1e-4  # largest difference of a probability
+# The same where rows are rounded to float16 in between: values whose last bits differ may be
+# rounded to two neighbours, 5e-4 of each apart. Differences up to 1.3e-4 were seen on photographs.
+ROUNDED_TOLERANCE = 1e-3
 SMALL_BATCHES = (1, 7)  # images; sizes at which a traced network may go wrong
 # As :data:`semigpc.estimator.head.EQUAL_ROWS`, for rows that a network computes anew: stored ones
 # were rounded to float16, by up to 5e-4 of each number.
@@ -404,12 +407,17 @@ def as_input(pixels: NDArray[np.uint8]) -> Floats:
 
 
 def largest_difference(
-    predictor: Predictor, inputs: Floats, expected: NDArray[np.floating[Any]], report: Progress
+    predictor: Predictor,
+    inputs: Floats,
+    expected: NDArray[np.floating[Any]],
+    report: Progress,
+    *,
+    tolerance: float = TOLERANCE,
 ) -> float:
     """Return the largest difference of a probability, in batches of several sizes.
 
     Raises:
-        DifferenceError: it is above TOLERANCE, or NaN.
+        DifferenceError: it is above the tolerance, or NaN.
     """
     largest = 0.0
     start = 0
@@ -420,9 +428,9 @@ def largest_difference(
         largest = float(np.maximum(largest, np.abs(probs - expected[own]).max()))  # keeps NaN
         start = own.stop
         report("Checking", min(start, len(inputs)), len(inputs))
-    if not largest <= TOLERANCE:
+    if not largest <= tolerance:
         raise DifferenceError(
             f"the file differs from semigpc predict by {largest:.2g} in a probability, and "
-            f"{TOLERANCE:g} is allowed; it was removed. Try the other kind=..."
+            f"{tolerance:g} is allowed; it was removed. Try the other kind=..."
         )
     return largest

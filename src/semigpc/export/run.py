@@ -17,6 +17,7 @@ from semigpc.data import Augment
 from semigpc.export.network import (
     FORMATS,
     PROBABILITIES,
+    ROUNDED_TOLERANCE,
     SAME_IMAGE,
     SMALL_BATCHES,
     TOLERANCE,
@@ -332,14 +333,17 @@ def _check_label_head(
         note = f"Checked on random images alone: {' '.join(str(error).split())}."
         pixels, expected = _of_noise(label_head, encoder)
         own = 0
-    largest = largest_difference(predictor, as_input(pixels), expected, report)
+    rounded = label_head.key.precision == "float16"
+    tolerance = ROUNDED_TOLERANCE if rounded else TOLERANCE
+    inputs = as_input(pixels)
+    largest = largest_difference(predictor, inputs, expected, report, tolerance=tolerance)
     check: CheckFacts = {
         "rows": len(pixels),
         "test_images": own,
         "random_images": len(pixels) - own,
         "largest_difference": largest,
         "of_each_output": {PROBABILITIES: largest},
-        "tolerance": TOLERANCE,
+        "tolerance": tolerance,
     }
     return check, note
 
