@@ -12,6 +12,7 @@ from semigpc.data.folder import FolderConfig, load
 from semigpc.data.splits import with_validation
 from semigpc.io.errors import DataError, ImageError
 from semigpc.io.images import ArrayImages
+from semigpc.io.parts import CACHE_VARIABLE
 from semigpc.labeling.inference import answer_split
 from semigpc.labeling.label import LabelSettings, label_data
 from semigpc.models.encoder import EmbedConfig
@@ -24,7 +25,10 @@ def unheard(done: int, total: int) -> None:
     pass
 
 
-def test_it_says_of_unlabelled_images_what_label_says(tmp_path: Path) -> None:
+def test_it_says_of_unlabelled_images_what_label_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))  # no image has been embedded
     photos = make_folder(tmp_path, labels=(10, 8, 6), test=0)
     labels = tmp_path / "labels.csv"
     splits = load(FolderConfig(root=str(photos), labels=str(labels)), 0)
