@@ -17,12 +17,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from semigpc.estimator.fitting import POOL_ROWS
 from semigpc.io.errors import DataError
 from semigpc.io.text import listed
 from semigpc.labeling.columns import Floats
 from semigpc.labeling.source import RowBatch, Rows, TableSource
 
-SAMPLE = 20_000  # unlabelled rows that the estimator is fitted on
+SAMPLE = POOL_ROWS  # unlabelled rows that the estimator is fitted on: it uses no more
 ROWS_IN_MESSAGE = 3
 SPREAD_ROWS = 8192  # from which it is seen whether rows differ
 

@@ -103,7 +103,7 @@ NETWORKS = (
         image_size=224,
         megabytes=14,
         good_for="quick on a CPU; in a Python package, never a download",
-        milliseconds=6.5,  # benchmarks/embed.py, docs/results.md
+        milliseconds=6.5,  # benchmarks/embed.py, docs/results-gp.md
     ),
 )
 

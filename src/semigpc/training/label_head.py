@@ -20,6 +20,7 @@ from typing_extensions import TypedDict
 from semigpc.data import ImageSet, Splits
 from semigpc.data.feature_views import JoinedImages
 from semigpc.estimator import SemiGPClassifier
+from semigpc.estimator.fitting import POOL_ROWS
 from semigpc.estimator.head import (
     PROBABILITIES,
     ClassifierHead,
@@ -34,7 +35,6 @@ from semigpc.models.encoder import NO_WEIGHTS, EmbedConfig, embed_pool, encoder_
 
 Floats = NDArray[np.float64]
 Progress = Callable[[int, int], None]  # images embedded, of those without an embedding
-MOST_UNLABELED = 20_000  # that it is fitted on, as semigpc label
 SAMPLE_STREAM = 41  # keeps the random numbers of drawing these apart from others of a seed
 ROWS_AT_ONCE = 1024  # that are predicted together, to bound memory
 
@@ -106,7 +106,7 @@ def fit_label_head(
 ) -> LabelHead | None:
     """Return the head for these splits; None if all rows are the same.
 
-    All labelled images and at most MOST_UNLABELED others are learned from, validation and test
+    All labelled images and at most POOL_ROWS others are learned from, validation and test
     images are not. O(n^3) for n labels, and the time of embedding what was never embedded.
 
     Args:
@@ -150,14 +150,14 @@ def embedded(
 
 
 def _sample(splits: Splits, seed: int) -> ImageSet:
-    """Return at most MOST_UNLABELED unlabelled images, none of which is a labelled one too."""
+    """Return at most POOL_ROWS unlabelled images, none of which is a labelled one too."""
     unlabeled = splits.unlabeled
     chosen = np.arange(len(unlabeled))
     if unlabeled.images is splits.labeled.images:
         chosen = chosen[~np.isin(unlabeled.positions, splits.labeled.positions)]
-    if len(chosen) > MOST_UNLABELED:
+    if len(chosen) > POOL_ROWS:
         rng = np.random.default_rng([seed, SAMPLE_STREAM])
-        chosen = np.sort(rng.choice(chosen, MOST_UNLABELED, replace=False))
+        chosen = np.sort(rng.choice(chosen, POOL_ROWS, replace=False))
     return unlabeled.subset(chosen)
 
 
