@@ -6,6 +6,7 @@ The ids of the rows begin with their class, so that the tests can answer truthfu
 import re
 import shutil
 import signal
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -369,6 +370,10 @@ def test_the_next_card_does_not_wait_for_the_server(address: str, out: Path, bro
         page.keyboard.press("Enter")
         goes_on(page, name)
     expect(page.locator("#saved")).to_have_text("Saving 3")
+    deadline = time.monotonic() + 20
+    while not waiting and time.monotonic() < deadline:
+        page.wait_for_timeout(50)
+    page.wait_for_timeout(300)  # for all else that would be sent
     assert len(waiting) == 1, "answers are sent one after the other"
     assert len(journal(out)) == 2
     waiting[0].continue_()

@@ -369,6 +369,11 @@ class InOrder(Generic[Item]):
         """End the worker processes, which otherwise end with the last reference to the loader."""
         if self._loader.num_workers and (iterator := self._loader._iterator) is not None:
             iterator._shutdown_workers()  # type: ignore[attr-defined]  # torch has no public way, and libraries use this one
+            # The threads that sent numbers to the workers give back their locks as they end. Ended
+            # half-way by the end of the program, they leave a warning of a leaked semaphore.
+            for queue in iterator._index_queues:  # type: ignore[attr-defined]
+                if (sender := queue._thread) is not None:
+                    sender.join(timeout=1)
             self._loader._iterator = None
 
 
