@@ -291,6 +291,42 @@ def test_keys_of_one_image(address: str, out: Path, browser: Any) -> None:
     assert page.problems == []
 
 
+def test_classes_that_have_their_keys_get_their_first_probabilities(
+    address: str, out: Path, browser: Any
+) -> None:
+    """The second of them turns out to be the more probable one."""
+    page = open_page(browser, address)
+    ranking: list[tuple[str, float]] = []  # no probabilities before it is known
+
+    def reply(route: Any) -> None:
+        told = route.fetch().json()
+        for card in told["cards"] if ranking else ():
+            if card["answer"] is None:
+                card["label"] = ranking[0][0]
+        for row, choices in told.get("choices", {}).items():
+            told["choices"][row] = ranking or [[name, None] for name, _ in choices]
+        route.fulfill(json=told)
+
+    page.route(re.compile("api/(next|refresh|correct|accept)$"), reply)
+    type_name(page, "circle")
+    type_name(page, "square")
+    expect(page.locator("#options .option")).to_have_count(2)
+    names = options(page)
+    ranking += [(names[1], 0.9), (names[0], 0.1)]
+    expect(page.locator("#options .share:not([hidden])")).to_have_text(["10 %", "90 %"])
+    assert options(page) == names, "a key changed its meaning"
+    marked = page.locator("#options .option[aria-selected=true]")
+    expect(marked).to_have_attribute("data-label", names[1])
+    name = shown(page)
+    page.keyboard.press("Enter")
+    goes_on(page, name)
+    expect_saved(page)
+    change = journal(out)[-1]["changes"][0]
+    assert (change["id"], change["after"]) == (name, names[1])
+    assert page.problems == []
+    page.unroute_all(behavior="wait")
+
+
 def test_names_are_typed_filtered_and_added(address: str, out: Path, browser: Any) -> None:
     page = open_page(browser, address)
     for label in ("red square", "8", "are"):  # 8 has no key, and no word begins with "are"

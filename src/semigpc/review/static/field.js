@@ -18,14 +18,19 @@ const options = new Options(byId("options"), field, (name) => listeners.forEach(
 const predicted = (choices) => choices.some(([, share]) => share !== null);
 
 // While a card is shown its classes keep their places, so that no digit changes its meaning under a finger: later replies only
-// add to them, or bring new probabilities in the same order.
+// add to them, or bring new probabilities in the same order, or the first probabilities of all.
 function keep(row, fresh) {
   const before = shown.row === row ? shown.choices : [];
   const same = before.every(([name], i) => fresh[i]?.[0] === name);
-  const added = fresh.filter(([name]) => !before.some(([other]) => other === name)).map(([name]) => [name, null]);
-  shown = { row, choices: same ? fresh : [...before, ...added].slice(0, MOST_KEYS) };
+  const shares = new Map(predicted(before) ? before : fresh);
+  const added = fresh.filter(([name]) => !before.some(([other]) => other === name));
+  const kept = [...before, ...added].map(([name]) => [name, shares.get(name) ?? null]);
+  shown = { row, choices: same ? fresh : kept.slice(0, MOST_KEYS) };
   return shown.choices;
 }
+
+// The first of the classes, or the most probable one where they had their places before there were probabilities.
+const likeliest = (entries) => entries.reduce((best, entry, i) => ((entry.share ?? 0) > (entries[best].share ?? 0) ? i : best), 0);
 
 export function showField(card) {
   const fresh = shown.row !== card.row;
@@ -42,7 +47,8 @@ function showOptions(card, choices, fresh) {
   const entries = text
     ? offers(text, choices).slice(0, TYPED)
     : choices.map(([name, share]) => ({ name, share, fresh: false, chosen: card.answer !== null && name === card.label }));
-  const before = fresh ? 0 : Math.max(0, options.marked);
+  const marked = fresh ? -1 : options.marked;
+  const before = text ? Math.max(0, marked) : marked < 0 ? likeliest(entries) : marked;
   const first = text || predicted(choices) ? Math.min(before, entries.length - 1) : fresh ? -1 : Math.min(options.marked, entries.length - 1);
   options.show(entries, first, !text);
 }
