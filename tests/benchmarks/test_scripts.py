@@ -30,6 +30,7 @@ SMALL_RUNS: dict[str, tuple[str, str]] = {  # options, and what is among the fig
     "loader": ("--images 64 --batches 1 --rounds 1 --workers 1 --image-size 32", "rates"),
     "label": (LABEL, "max_abs_error"),
     "embed": (f"{EMBED} --side 40", "engines"),
+    "page": ("--rows 60 --width 8 --classes 2 --answers 3", "counts_s"),
     "engines": ("--part sizes --size 100 --rank 32 --steps 2 --out out.json", "sizes"),
     "estimator": ("--seeds 100:101 --out out.json --plot plot.png", "groups"),
     "label_counts": ("--data clouds --seeds 1 --out out.json --plot plot.png", "curves"),
@@ -42,7 +43,7 @@ SMALL_RUNS: dict[str, tuple[str, str]] = {  # options, and what is among the fig
     "processes": ("--algorithm fixmatch --steps 3 --set train.precision=64-true", "weights"),
 }
 SLOW = {"answers", "embed", "engines", "field", "kernels", "photographs", "suspects"}
-NIGHTLY = {"loader", "processes"}  # they start processes and wait for them
+NIGHTLY = {"loader", "page", "processes"}  # they start processes and wait for them
 
 
 def clouds() -> Pool:
