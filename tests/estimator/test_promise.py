@@ -75,6 +75,26 @@ def test_labels_that_were_chosen_add_doubt() -> None:
     assert given_out[0] > given_out[1] > given_out[2] > 0
 
 
+@pytest.mark.parametrize(
+    ("left_out", "labels", "promised"),
+    [
+        (26, (14, 6, 5, 3), False),
+        (28, (14, 7, 6, 3), True),
+        (16, (4, 4, 4, 4), True),
+        (9, (4, 4, 4, 4), False),
+        (40, (40, 0, 0, 0), False),
+    ],
+)
+def test_few_labels_promise_nothing_unless_every_class_has_four(
+    left_out: int, labels: tuple[int, ...], promised: bool
+) -> None:
+    left = draw(left_out, 0).left_out()
+    pool = draw(3000, 1).decisions
+    right = left._replace(codes=left.decided)  # all of them, so that nothing else speaks against it
+    found = make_promise(right, pool, EVEN, torch.tensor(labels, dtype=torch.float64), 0.8)
+    assert (found.grades[0.8] <= 1).any() == promised
+
+
 def promise(left: Drawn, pool: Drawn, target: float, *, per_class: bool = False) -> Promise:
     counts = torch.bincount(torch.from_numpy(left.truth), minlength=4).double()
     return make_promise(left.left_out(), pool.decisions, EVEN, counts, target, per_class=per_class)

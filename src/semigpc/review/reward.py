@@ -9,7 +9,13 @@ from numpy.typing import NDArray
 
 from semigpc.estimator import Status
 from semigpc.estimator.answers import wilson
-from semigpc.estimator.promise import FEWEST_LEFT_OUT, GRADES
+from semigpc.estimator.promise import (
+    FEWEST_EACH,
+    FEWEST_LABELS,
+    FEWEST_LEFT_OUT,
+    GRADES,
+    suffices,
+)
 from semigpc.labeling.journal import Answer, History
 from semigpc.labeling.project import Project
 from semigpc.report.wording import no_new_labels
@@ -272,10 +278,12 @@ def _drawn(queue: ReviewQueue, cards: Sequence[Answer]) -> Drawn:
     given = len(project.given) - len(project.chosen & project.given.keys())
     total = random_cards + given
     noun = "rows" if project.images is None else "images"
-    if total < FEWEST_LEFT_OUT:
+    counts = queue.model.label_counts()
+    if not suffices(total, counts):
         note = (
             f"Guaranteed at 90 % will mean: at least 90 of 100 such labels are right. For that, "
-            f"{FEWEST_LEFT_OUT} {noun} that were drawn at random have to be answered; {total} are."
+            f"{FEWEST_LEFT_OUT} {noun} drawn at random have to be answered ({total} are), and "
+            f"{FEWEST_LABELS} in all ({counts.sum()} are) or {FEWEST_EACH} of every class."
         )
     elif given:
         note = (
