@@ -72,6 +72,7 @@ def test_new_rows_in_every_format(root: Path, suffix: str) -> None:
     truth = blobs(400)[2][300:]
     assert np.mean([row["guess"] == name for row, name in zip(rows, truth, strict=True)]) > 0.85
     assert set(rows[0]) == {"id", *COLUMNS}
+    assert {float(row["grade"]) for row in rows if row["grade"]} <= {0.8, 0.9, 0.95, 0.99}
     assert "labels given out" in done.stdout
 
 
