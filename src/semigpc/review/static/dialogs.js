@@ -2,7 +2,7 @@
 
 import { exportTo, rename } from "./actions.js";
 import { startAudit } from "./audit.js";
-import { byId, el, icon, number, percent, plural, say } from "./dom.js";
+import { announce, byId, el, icon, number, percent, plural, say } from "./dom.js";
 import { focusCurrent } from "./grid.js";
 import { clean, knownNames, offers, Options, same } from "./names.js";
 import { guaranteeInWords } from "./reward.js";
@@ -198,4 +198,5 @@ byId("use").addEventListener("click", () => openLeaving("use-part"));
 byId("manage").addEventListener("click", () => {
   document.body.classList.add("side-open");
   setMode("grid");
+  announce("The pencil beside a class renames it, or merges it with another.");
 });
