@@ -158,7 +158,7 @@ def test_a_slow_first_batch_does_not_decide_the_expected_time(
     photos: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits = iter([2.0])
-    read = encoder.read_squares
+    read = read_squares
 
     def slow_at_first(*arguments: Any, **options: Any) -> Any:
         time.sleep(next(waits, 0.0))
