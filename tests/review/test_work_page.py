@@ -529,6 +529,9 @@ def test_every_format_is_one_click_away_and_the_commands_can_be_copied(
     page.locator("#export").click()
     rows = page.locator("#formats li")
     expect(rows).to_have_count(len(about["formats"]))
+    told = page.locator("#export-words")
+    expect(told).to_have_text(re.compile(r"Labels are yours and the \d+ others .* at 95 %\."))
+    expect(told).to_contain_text("grade is 0.8 or more")
     assert_fits(page, width)
     for row, told in zip(rows.all(), about["formats"], strict=True):
         expect(row.locator("b")).to_have_text(told["title"])
