@@ -6,11 +6,15 @@ import re
 import shutil
 import signal
 import socket
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from pyarrow import parquet
 
+from semigpc.cli.live_page import _guaranteed
+from semigpc.labeling.start import Started
 from semigpc.review.session import open_session
 from tests.cli.calls import refused, semigpc, worked
 from tests.review.browser import Server
@@ -90,7 +94,8 @@ def test_one_folder_is_reviewed_by_one_server_and_exported_meanwhile(out: Path) 
         assert server.address.startswith("http://127.0.0.1:")
         assert len(server.address.rstrip("/").rsplit("/", 1)[1]) >= 32, "the secret"
         holder = f"(process {server.process.pid} on "
-        refused("review", out, "--no-browser", code=2, words=holder)
+        told = refused("review", out, "--no-browser", code=2, words=holder)
+        assert told.strip().endswith(server.address), "the page is there"
         data = out.parent / "data.parquet"
         refused("label", data, "--out", out, "--overwrite", code=2, words=holder)
         worked("review", out, "--export")
@@ -98,3 +103,25 @@ def test_one_folder_is_reviewed_by_one_server_and_exported_meanwhile(out: Path) 
         told, complaints = server.end(signal.SIGTERM)
     assert re.search(r"^0 of \d+ reviewed", told, re.MULTILINE)
     assert (server.process.returncode, complaints) == (0, "")
+
+
+def test_a_note_of_open_names_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    note = "Folders are taken for classes. If they are none, pass class_folders=False."
+    started = Started(tmp_path, [note], continued=False)
+    monkeypatch.setattr("semigpc.labeling.start.start", lambda *_, **__: started)
+    monkeypatch.setattr(sys.modules["semigpc.cli.open"], "serve_session", lambda *_, **__: None)
+    done = worked("open", tmp_path, "--no-browser")
+    assert "note: Folders are taken for classes. If they are none, pass --no-class-folders." in (
+        done.stderr
+    )
+
+
+def test_in_the_end_it_says_how_many_labels_are_guaranteed(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("semigpc.review.app.serve", lambda session, **_: session.accept([0]))
+    said = worked("review", out, "--no-browser").stdout
+    assert "\nbeside yours, no label is guaranteed yet" in said
+    grades = [{"precision": 0.95, "labels": 0}, {"precision": 0.9, "labels": 21}]
+    counted = SimpleNamespace(refresh_progress=lambda: {"grades": grades})
+    assert "guaranteed right: 21 at 90%" in _guaranteed(counted)  # type: ignore[arg-type]

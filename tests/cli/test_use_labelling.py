@@ -2,12 +2,14 @@
 
 import json
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 from pyarrow import parquet
 
+from semigpc.cli.predict import _lower_grades
 from semigpc.labeling.inference import load_labeling
 from semigpc.labeling.outputs import COLUMNS
 from semigpc.models.encoder import EmbedConfig
@@ -72,7 +74,14 @@ def test_new_rows_in_every_format(root: Path, suffix: str) -> None:
     truth = blobs(400)[2][300:]
     assert np.mean([row["guess"] == name for row, name in zip(rows, truth, strict=True)]) > 0.85
     assert set(rows[0]) == {"id", *COLUMNS}
+    assert {float(row["grade"]) for row in rows if row["grade"]} <= {0.8, 0.9, 0.95, 0.99}
     assert "labels given out" in done.stdout
+
+
+def test_where_no_label_is_given_out_the_lower_grades_are_counted() -> None:
+    told = _lower_grades(Counter({0.8: 3, 0.9: 2}))
+    assert "2 at 90%, 5 at 80%" in told
+    assert "none" in _lower_grades(Counter())
 
 
 def test_answers_of_the_page_are_learned(root: Path, tmp_path: Path) -> None:

@@ -128,11 +128,12 @@ def test_both_tables_have_the_same_columns_and_values(labels: Labels, tmp_path: 
         "confidence": 0.75,
         "variance": 0.5,
         "status": "pseudo",
-        "grade": pytest.approx(0.9),
+        "grade": 0.9,
         "answer": None,
         "chosen": None,
     }
     assert [row["answer"] for row in rows] == [row[8] for row in ROWS]
+    assert texts[2]["grade"] == "0.9"
     assert [row["chosen"] for row in rows] == ["yes" if row[9] else None for row in ROWS]
     assert [row["confidence"] for row in texts] == [
         f"{row[5]:.6g}" if row[5] % 1 else f"{row[5]:.1f}" for row in ROWS

@@ -74,6 +74,7 @@ def test_csv_and_parquet_say_the_same(usual: Path) -> None:
             assert row[name] == (expected[name] or "")
         for name in ("confidence", "variance"):
             assert float(row[name]) == pytest.approx(expected[name], rel=1e-5)
+        assert row["grade"] == str(expected["grade"] or "")  # 0.9, and not 0.899999976
         for reason, other in zip(json.loads(row["reasons"]), expected["reasons"], strict=True):
             assert reason["id"] == other["id"]
             assert reason["weight"] == pytest.approx(other["weight"], rel=1e-5)

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -150,6 +151,26 @@ def test_the_embedded_network_is_the_same_in_onnx_runtime() -> None:
 
 
 # The table ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow  # two seconds
+def test_a_slow_first_batch_does_not_decide_the_expected_time(
+    photos: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = iter([2.0])
+    read = read_squares
+
+    def slow_at_first(*arguments: Any, **options: Any) -> Any:
+        time.sleep(next(waits, 0.0))
+        return read(*arguments, **options)
+
+    monkeypatch.setattr(Encoder, "in_onnx_runtime", True)
+    monkeypatch.setattr(encoder, "granted", lambda: 1)
+    monkeypatch.setattr(encoder, "read_squares", slow_at_first)
+    lines: list[str] = []
+    embed_folder(photos, out, TINY, progress=lambda text, *_: lines.append(text))
+    assert next(waits, None) is None, "it was slow"
+    assert lines[1].endswith("about 1 s")
 
 
 def test_one_row_per_image_sorted_by_name_with_what_made_it(photos: Path, out: Path) -> None:

@@ -126,7 +126,7 @@ def test_every_grade_is_counted_and_a_lower_one_offered_where_few_labels_are_giv
     total = sum(facts["statuses"].values()) - facts["statuses"]["labelled"]
     outliers = facts["statuses"]["outlier"]
     assert rows["unlike everything"].labels == outliers
-    assert rows["open"].labels == total - counts[3] - outliers
+    assert rows["not guaranteed"].labels == total - counts[3] - outliers
     page = page_of(tmp_path, facts)
     for name, number in named.items():
         cell = f'<td class="name">{name}</td><td class="number">{number:,}</td>'

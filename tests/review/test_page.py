@@ -211,6 +211,7 @@ def test_a_class_is_renamed_merged_and_both_are_undone(
     page.keyboard.press("Enter")
     expect(names.filter(has_text="disc")).to_have_count(1)
     expect(names.filter(has_text="circle")).to_have_count(0)
+    expect(page.locator(".toast")).to_have_text("circle is called disc now.")
 
     page.locator("#classes li[data-name='disc'] .edit").click()
     page.locator("#rename-text").fill("Square")  # the case of a known class does not matter

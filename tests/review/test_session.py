@@ -584,6 +584,35 @@ def test_both_tables_hold_every_row_with_its_answer(
     assert {path.name for path in out.iterdir()} - before == {"exports"}, "nothing else is left"
 
 
+def test_what_is_written_waits_for_the_model_that_the_background_is_fitting(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish(session)
+    fitting = threading.Event()
+    may_end = threading.Event()
+    fit = session.project.fit
+    refit = session.refit
+
+    def slow(*arguments: Any) -> Any:
+        fitting.set()
+        assert may_end.wait(60)
+        return fit(*arguments)
+
+    def refit_after_the_background() -> bool:
+        may_end.set()
+        return refit()
+
+    monkeypatch.setattr(session.project, "fit", slow)
+    monkeypatch.setattr(session, "refit", refit_after_the_background)
+    session.accept(rows_of(session)[:1])
+    thread = threading.Thread(target=refit)
+    thread.start()
+    assert fitting.wait(60)
+    session.export("csv")
+    thread.join()
+    assert stale_rows(session) == 0
+
+
 @pytest.mark.usefixtures("answered")
 def test_all_rows_are_scored_before_they_are_written(session: Session, out: Path) -> None:
     session.export("parquet")

@@ -197,8 +197,10 @@ def test_from_no_label_to_sixty_answers_by_keys_mouse_and_touch(
     expect(page.locator("#why")).to_have_text("a typical one to begin with")
     expect(page.locator("#options .option")).to_have_count(0)
     expect(page.locator("#none")).to_be_hidden()
+    assert_fits(page, width)
     answer(page, 1, touch=touch)
     expect_saved(page)
+    assert_fits(page, width)
     assert options(page) == [truth(journal(out)[0]["changes"][0]["id"])]
     expect(page.locator("#outlook")).to_contain_text("One more class")
     answer(page, 19, touch=touch)
@@ -517,6 +519,7 @@ def test_fifty_rows_are_checked_at_random(
     page.locator("#check-random").click()
     expect(page.locator("#why")).to_contain_text("random")
     expect(page.locator("#place")).to_have_text(re.compile("0 of 50$"))
+    assert page.locator("#place").bounding_box()["height"] < 30, "it is on one line"
     answer(page, 7, touch=touch)
     expect(page.locator("#place")).to_have_text(re.compile("7 of 50$"))
     assert page.get_by_role("progressbar").get_attribute("aria-valuenow") == "7"
@@ -532,6 +535,7 @@ def test_fifty_rows_are_checked_at_random(
     expect_saved(page)
     page.reload()
     page.locator("body[data-ready]").wait_for()
+    expect(results.first).to_contain_text("Guaranteed at 80 % or more")
     words = results.nth(1).inner_text()
     right, checked, low, high = map(
         int, re.findall(r"(\d+) of (\d+) .* (\d+) % and >?(\d+) %", words)[0]
@@ -561,6 +565,9 @@ def test_every_format_is_one_click_away_and_the_commands_can_be_copied(
     page.locator("#export").click()
     rows = page.locator("#formats li")
     expect(rows).to_have_count(len(about["formats"]))
+    told = page.locator("#export-words")
+    expect(told).to_have_text(re.compile(r"Labels are yours and the \d+ others .* at 95 %\."))
+    expect(told).to_contain_text("grade is 0.8 or more")
     assert_fits(page, width)
     for row, told in zip(rows.all(), about["formats"], strict=True):
         expect(row.locator("b")).to_have_text(told["title"])
@@ -607,7 +614,8 @@ def test_many_classes_are_searched_and_recent_ones_come_first(address: str, brow
     names = page.locator("#options .name")
     expect(names).to_have_count(15)
     page.keyboard.press("Escape")
-    page.locator("#mode-grid").click()
+    page.locator("#manage").click()
+    expect(page.locator(".toast")).to_contain_text("The pencil beside a class renames it")
     first = page.locator("#classes .name").first
     expect(first).to_have_text("kind n")
     page.locator("#class-text").fill("d g")
@@ -629,6 +637,7 @@ def test_everything_fits_and_can_be_touched(address: str, browser: Any, width: i
         assert box["y"] + box["height"] <= 844
         page.keyboard.press("Escape")
     assert_fits(page, width)
+    expect(page.locator(".reward .title")).to_be_visible()  # what 99 % are, on a phone as well
     if width < 900:
         for button in ("#undo", "#none", "#skip", "#mode-work", "#export", ".option"):
             box = page.locator(button).first.bounding_box()

@@ -43,8 +43,8 @@ class Verbs(TyperGroup):
 app = typer.Typer(
     name="semigpc",
     cls=Verbs,
-    help="Distribution-aware label refinement for class-imbalanced semi-supervised learning with "
-    "Gaussian processes.",
+    help="Label many images from few labels or none, say how many of the labels are right, or "
+    "train a classifier on them. Begin with: semigpc open photos",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_show_locals=False,

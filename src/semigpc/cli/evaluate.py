@@ -62,7 +62,7 @@ def evaluate(
     checkpoint: Checkpoint = None,
     as_json: AsJson = False,
 ) -> None:
-    """Evaluate a run on its own test or validation images, or on others.
+    """Evaluate a run on its own images or on others, or a labelled folder.
 
     Classes of other images are matched by name. A class that the run does
     not know is an error, and so is one without images, unless --partial.

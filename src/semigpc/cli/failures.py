@@ -16,6 +16,7 @@ import inspect
 import re
 import traceback
 from collections.abc import Callable
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -70,6 +71,7 @@ ASSIGNMENT = re.compile(
     r"(?<![\w./=-])(?P<name>[a-z][a-z_0-9]*)=(?P<value>\.\.\.|'[^']*'|[^\s,;:()']*[^\s,;:()'.])"
 )
 MENTION = re.compile(r"\b[Tt]he parameter (?P<name>[a-z][a-z_0-9]*)\b")
+_running: ContextVar[typer.Context] = ContextVar("running")  # the verb that is
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 
@@ -84,6 +86,7 @@ def reported(verb: str) -> Callable[[Verb], Verb]:
     def decorate(function: Verb) -> Verb:
         @functools.wraps(function)
         def wrapper(*arguments: Any, context: typer.Context, debug: bool, **options: Any) -> None:
+            _running.set(context)
             try:
                 _check_current_folder()
                 function(*arguments, **options)
@@ -128,12 +131,13 @@ def _check_current_folder() -> None:
         ) from error
 
 
-def as_options(message: str, context: typer.Context) -> str:
-    """Rewrite the parameters that a message names as options of the running verb.
+def as_options(message: str, context: typer.Context | None = None) -> str:
+    """Rewrite the parameters that a message names as options of a verb, the running one if None.
 
     A parameter is known by its name in the verb's signature or by that of the option, so that
     both id_column and id become ``--id``; names that the verb does not have stay as they are.
     """
+    context = context or _running.get()
     options: dict[str, str] = {}
     for parameter in context.command.params:
         if isinstance(parameter, TyperArgument):

@@ -13,7 +13,7 @@ from semigpc.cli.options import NETWORK_HELP, AsJson, TrustPseudo, announced, op
 from semigpc.cli.progress import StageBar
 from semigpc.cli.tables import say, say_use, table, use_commands, verbatim
 from semigpc.io.errors import DataError
-from semigpc.report.wording import no_new_labels, percent
+from semigpc.report.wording import counted, no_new_labels, percent
 
 if TYPE_CHECKING:
     from semigpc.report.labeling_summary import LabelingSummary
@@ -235,7 +235,7 @@ def _classes_table(summary: "LabelingSummary") -> Table:
     """Labels given and made of each class, and how many are guaranteed at each precision."""
     from semigpc.io.text import ordered
 
-    caption = ", ".join(f"{summary['statuses'][key]} {word}" for key, word in STATUSES.items())
+    caption = ", ".join(counted(summary["statuses"][key], word) for key, word in STATUSES.items())
     grades = summary["promise"]["grades"] if summary["promise"] else []
     grades = [grade for grade in grades if grade["labels"]]
     names = [f">at {100 * grade['precision']:g}%" for grade in grades]

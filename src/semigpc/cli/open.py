@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from semigpc.cli.failures import reported
-from semigpc.cli.live_page import serve_session
+from semigpc.cli.failures import as_options, reported
+from semigpc.cli.live_page import naming_the_page, serve_session
 from semigpc.cli.options import FollowLinks, NetworkName, announced
 from semigpc.cli.progress import StageBar
 from semigpc.cli.tables import say
@@ -92,8 +92,8 @@ def open_command(
         follow_links=follow_links,
         skip_bad=True,
     )
-    with StageBar() as bar:
+    with naming_the_page(folder), StageBar() as bar:
         started = start(settings, class_folders=class_folders, progress=bar.show)
     for note in started.notes:
-        say(f"note: {note}", err=True)
+        say(f"note: {as_options(note)}", err=True)
     serve_session(started.folder, images=settings.images, port=port, browser=browser)

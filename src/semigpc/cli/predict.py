@@ -98,10 +98,12 @@ def predict(
         found = _by_run(model, images, checkpoint, head)
     shown: list[JsonObject] = []
     statuses: Counter[str] = Counter()
+    grades: Counter[float] = Counter()
 
     def noted() -> "Iterator[pyarrow.Table]":
         for each in found.tables:
             statuses.update(each.column("status").to_pylist())
+            grades.update(grade for grade in each.column("grade").to_pylist() if grade)
             if as_json or len(shown) <= ROWS_SHOWN:
                 shown.extend(each.to_pylist())
             yield each
@@ -113,11 +115,7 @@ def predict(
         write_predictions(noted(), out, found.id_name)
         say(f"wrote {out}: {_counted(statuses, found.noun)}", err=as_json)
         if statuses["abstained"] and not statuses["pseudo"]:
-            say(
-                "No label is guaranteed at the precision of this folder. The column guess has a "
-                "class for every row, and grade the precision that is guaranteed for it.",
-                err=True,
-            )
+            say(_lower_grades(grades), err=True)
     if as_json:
         typer.echo(json.dumps(shown, indent=2))
     elif out is None or statuses.total() <= ROWS_SHOWN:
@@ -249,6 +247,19 @@ def _counted(statuses: Counter[str], noun: str) -> str:
     words = {"pseudo": "labels given out", "abstained": "left open", "outlier": "unlike everything"}
     known = [f"{statuses[name]:,} {word}" for name, word in words.items() if statuses[name]]
     return f"{statuses.total():,} {noun}" + (f" ({', '.join(known)})" if known else "")
+
+
+def _lower_grades(grades: Counter[float]) -> str:
+    """Say why the column label is empty, and what is guaranteed instead."""
+    at_least = [
+        f"{sum(n for each, n in grades.items() if each >= grade):,} at {grade:.0%}"
+        for grade in sorted(grades, reverse=True)
+    ]
+    return (
+        "No label is guaranteed at the target precision of this folder, so the column label is "
+        f"empty. Guaranteed right by the column grade: {', '.join(at_least) or 'none'}. The column "
+        "guess has a class for every row."
+    )
 
 
 def _table(rows: list[JsonObject], id_name: str, total: int) -> Table:

@@ -281,7 +281,7 @@ def _table(labels: Labels) -> pyarrow.Table:
     """Return all rows as a table that semigpc knows as its own, by its columns."""
     number = pyarrow.float32()
     text = pyarrow.string()
-    grades = np.asarray(labels.grade, np.float32)
+    grades = np.asarray(labels.grade, np.float64).round(6)
     is_open = ~(grades > 0)
     given_out: list[str | None] = [None] * len(labels.ids)
     for row, label in labels.labelled():
@@ -293,7 +293,7 @@ def _table(labels: Labels) -> pyarrow.Table:
         pyarrow.array(labels.confidence, number),
         pyarrow.array(labels.variance, number),
         pyarrow.array(labels.status, text),
-        pyarrow.array(grades, number, mask=is_open),
+        pyarrow.array(grades, pyarrow.float64(), mask=is_open),
         pyarrow.array(labels.answer, text),
         pyarrow.array([YES if each else None for each in labels.chosen], text),
     ]

@@ -167,7 +167,8 @@ def open_images(
     """
     if settings.labels is None:
         raise DataError(
-            f"Images need a table of labels with the columns {FILE_NAME} and {LABEL}: labels=..."
+            f"Images need a table of labels with the columns {FILE_NAME} and {LABEL}: labels=... "
+            "Without any label, begin with: semigpc open"
         )
     if settings.columns.id or settings.columns.features:
         raise DataError(

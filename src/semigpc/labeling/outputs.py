@@ -105,10 +105,14 @@ ADVICE = "Choose another folder with out=..., or pass overwrite=True to make the
 
 
 def schema_of(id_name: str) -> pyarrow.Schema:
-    """Return the schema of the table of labels."""
+    """Return the schema of the table of labels.
+
+    Grades have 64 bits: with 32, a reader who asks for 0.9 or more misses those of 0.9.
+    """
     text = pyarrow.string()
     number = pyarrow.float32()
-    kinds = (text, text, number, text, number, number, text, number, pyarrow.list_(REASON))
+    grade = pyarrow.float64()
+    kinds = (text, text, number, text, number, number, text, grade, pyarrow.list_(REASON))
     return pyarrow.schema([(id_name, text), *zip(COLUMNS, kinds, strict=True)])
 
 
@@ -311,12 +315,12 @@ def write_predictions(tables: Iterable[pyarrow.Table], path: Path, id_name: str)
 def _csv_rows(table: pyarrow.Table, id_name: str) -> Iterator[tuple[str, ...]]:
     texts = _reason_texts(table.column("reasons").combine_chunks())
     rows = _rows_of(table, id_name, *COLUMNS[:-1])
-    for (name, *values, status), reasons in zip(rows, texts, strict=True):
+    for (name, *values), reasons in zip(rows, texts, strict=True):
         cells = (
             _decimal(value) if isinstance(value, float) else spreadsheet_cell(value or "")
             for value in values
         )
-        yield spreadsheet_cell(name), *cells, status, reasons
+        yield spreadsheet_cell(name), *cells, reasons
 
 
 def _decimal(value: float) -> str:

@@ -318,7 +318,7 @@ def grade_rows(facts: LabelingSummary) -> list[GradeRow]:
     ]
     guaranteed = max((grade["labels"] for grade in grades), default=0)
     outliers = facts["statuses"]["outlier"]
-    rows.append(GradeRow("open", _unlabelled(facts) - guaranteed - outliers))
+    rows.append(GradeRow("not guaranteed", _unlabelled(facts) - guaranteed - outliers))
     rows.append(GradeRow("unlike everything", outliers))
     return rows
 

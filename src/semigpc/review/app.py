@@ -116,6 +116,22 @@ def _earlier_address(path: Path) -> PageAddress | None:
     return {"port": port, "token": token} if is_sound else None
 
 
+def page_address(folder: Path) -> str | None:
+    """Return the address at which the page of a folder is served now, if it is."""
+    stored = _earlier_address(folder / ADDRESS)
+    if stored is None:
+        return None
+    try:
+        socket.create_connection((HOST, stored["port"]), timeout=1).close()
+    except OSError:
+        return None
+    return _address(stored)
+
+
+def _address(page: PageAddress) -> str:
+    return f"http://{HOST}:{page['port']}/{page['token']}/"
+
+
 def _server_config(app: ASGIApp) -> uvicorn.Config:
     """Return a server with the same parser on every machine, whatever else is installed there.
 
@@ -182,7 +198,8 @@ def serve(
     token = earlier["token"] if earlier else secrets.token_urlsafe(TOKEN_CHARACTERS * 3 // 4)
     listener = _listen(port, earlier)
     own_port = listener.getsockname()[1]
-    _keep_address(path, {"port": own_port, "token": token})
+    own: PageAddress = {"port": own_port, "token": token}
+    _keep_address(path, own)
     app = make_app(session, token, own_port, commands)
     config = _server_config(app)
     worker = Background(session)
@@ -190,7 +207,7 @@ def serve(
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         worker.start()
-        ready(f"http://{HOST}:{own_port}/{token}/")
+        ready(_address(own))
         uvicorn.Server(config).run(sockets=[listener])
     except KeyboardInterrupt:
         pass

@@ -637,7 +637,8 @@ class Session:
 
     def catch_up(self) -> bool:
         """Do some work of the background; return whether there was any."""
-        return self.keep_current() or self.refit()
+        # A model that the background fitted while we waited for our turn has to be applied, too.
+        return self.keep_current() or self.refit() or self.keep_current()
 
     def keep_current(self) -> bool:
         """Do a piece of the work that follows an answer; return whether there was any.

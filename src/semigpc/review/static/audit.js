@@ -65,7 +65,7 @@ export function showAuditEnd() {
   byId("end").replaceChildren(
     el("h1", {}, `${plural(answers.length, "image")} checked at random`),
     el("div", { class: "results", role: "status" },
-      result("Guaranteed labels", answers.filter((answer) => answer.guaranteed), "Those that the page guaranteed when it asked."),
+      result(`Guaranteed at ${percent(state.progress.grades.at(-1)?.precision ?? 0.8)} or more`, answers.filter((answer) => answer.guaranteed), "Those that the page guaranteed when it asked."),
       result("All labels", answers, "Also the ones that are left open.")),
     el("p", { class: "quiet" }, "As each label was before your answer. These answers also make the guarantee sharper."),
     el("div", { class: "buttons" },

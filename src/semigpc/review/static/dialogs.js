@@ -2,7 +2,7 @@
 
 import { exportTo, rename } from "./actions.js";
 import { startAudit } from "./audit.js";
-import { byId, el, icon, number, percent, plural, say } from "./dom.js";
+import { announce, byId, el, icon, number, percent, plural, say } from "./dom.js";
 import { focusCurrent } from "./grid.js";
 import { clean, knownNames, offers, Options, same } from "./names.js";
 import { guaranteeInWords } from "./reward.js";
@@ -176,12 +176,15 @@ async function copy(command, button) {
   say(done ? "Copied." : "The browser does not allow copying.");
 }
 
+const labelsAt = (precision) => state.progress.grades.find((grade) => grade.precision === precision)?.labels ?? 0;
+
 export function openLeaving(part) {
   byId("formats").replaceChildren(...(state.about.formats ?? []).map(formatItem));
   byId("commands").replaceChildren(...Object.entries(state.about.commands ?? {}).flatMap(commandItem));
   const target = state.progress.target ?? null;
-  const sure = target === null ? "the predicted ones that are sure enough" : `those that are guaranteed at ${percent(target)}`;
-  byId("export-words").textContent = `Labels are yours and ${sure}. In CSV and Parquet every other ${state.about.images ? "image" : "row"} has a guess, and all have a confidence and the precision (grade) that is guaranteed.`;
+  const sure = target === null ? "the predicted ones that are sure enough" : `the ${number(labelsAt(target))} others that are guaranteed at ${percent(target)}`;
+  const lower = target === null || target < 0.9 ? "" : " For those of 80 %, take the guess where grade is 0.8 or more.";
+  byId("export-words").textContent = `Labels are yours and ${sure}. In CSV and Parquet every other ${state.about.images ? "image" : "row"} has a guess, and all have a confidence and the precision (grade) that is guaranteed.${lower}`;
   byId("leaving").showModal();
   byId(part).scrollIntoView({ block: "start" });
   byId(part).querySelector("button:not(:disabled)")?.focus();
@@ -198,4 +201,5 @@ byId("use").addEventListener("click", () => openLeaving("use-part"));
 byId("manage").addEventListener("click", () => {
   document.body.classList.add("side-open");
   setMode("grid");
+  announce("The pencil beside a class renames it, or merges it with another.");
 });

@@ -69,7 +69,7 @@ function saved(entry, told) {
   }
   remove(entry);
   const relabelled = merge(told, rows);
-  const more = relabelled && state.mode === "grid" ? ` ${plural(relabelled, "other label")} changed.` : "";
+  const more = relabelled && state.mode === "grid" && entry.question !== "rename" ? ` ${plural(relabelled, "other label")} changed.` : "";
   (entry.shown ? announce : say)(`${entry.said}${more}`);
   if (entry.question === "undo") afterUndo.forEach((listener) => listener(entry.undone, told.cards));
   others?.postMessage("moved");

@@ -73,7 +73,7 @@ export function guaranteeInWords() {
   if (state.progress.state === "cold") return [el("p", {}, "Nothing is predicted yet. Once two classes are named, every other image gets a label, and this says how many of them are sure to be right.")];
   const rows = grades.map((grade) => el("tr", {}, el("td", {}, number(grade.labels)), el("td", {}, `new labels of which at least ${percent(grade.precision)} are right`)));
   const parts = [el("table", { class: "plain" }, el("tbody", {}, ...rows)), el("p", { class: "quiet" }, "Guaranteed means: in at least 9 of 10 projects, that share of these labels or more is right. Each line holds the labels of the lines above it. Labels by people are not counted. Numbers fall when a class is new, or when answers show that the model was too sure.")];
-  if (expected !== null) parts.push(el("p", {}, "Expected: ", el("b", {}, percent(expected)), ` of all ${number(state.about.rows)} labels are right. This is the model’s own estimate.`));
+  if (expected !== null) parts.push(el("p", {}, "Expected: ", el("b", {}, percent(expected)), ` of all ${number(state.about.rows)} labels are right, with those by people. This is the model’s own estimate.`));
   if (drawn?.note) parts.push(el("p", {}, drawn.note));
   if (audit?.checked) parts.push(el("p", {}, ...auditInWords(audit)));
   const needy = classes.filter((entry) => entry.labels > 0 && entry.granted === 0).map((entry) => entry.name);
