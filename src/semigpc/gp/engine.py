@@ -14,7 +14,7 @@ from typing import ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
-from semigpc.gp.kernels import RBF, Kernel
+from semigpc.gp.kernels import RBF, Kernel, squared_distances
 from semigpc.io.errors import SemiGPCError
 
 MIN_NOISE_STD = 1e-12
@@ -177,6 +177,16 @@ class Engine(nn.Module):
 
     @full_precision()
     @torch.no_grad()
+    def nearest(self, queries: Tensor) -> Tensor:
+        """Return the squared distance to the nearest row, (M,); infinite without rows. O(M N D).
+
+        Args:
+            queries: (M, D), which are trusted to be finite.
+        """
+        return self._nearest(self._checked_queries(queries, trusted=True)).to(queries.dtype)
+
+    @full_precision()
+    @torch.no_grad()
     def explain(self, queries: Tensor, classes: Tensor) -> Tensor:
         """Return what each slot adds to the mean of one class per query, (M, N).
 
@@ -269,6 +279,10 @@ class Engine(nn.Module):
             self.noise_std = old_noise_std
             self._go_back(self._reanchor)
             raise
+
+    def _nearest(self, queries: Tensor) -> Tensor:
+        distances = squared_distances(queries, self.features)
+        return distances.masked_fill(~self.occupied, torch.inf).amin(dim=1)
 
     # What an engine implements --------------------------------------------------------------------
 

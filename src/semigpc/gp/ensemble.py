@@ -137,6 +137,14 @@ class EnsembleGP(Engine):
         sums = self._total(sums)
         return sums[:, 0] / sums[:, 1]
 
+    def _nearest(self, queries: Tensor) -> Tensor:
+        nearest = queries.new_full((len(queries),), torch.inf)
+        for _, engine in self._own():
+            nearest = torch.minimum(nearest, engine._nearest(queries))
+        if self._spread:
+            dist.all_reduce(nearest, op=dist.ReduceOp.MIN)
+        return nearest
+
     def _explain(self, queries: Tensor, classes: Tensor) -> Tensor:
         sums = torch.zeros(len(queries), self.capacity + 1, dtype=torch.float64, device=self.device)
         for number, engine in self._active():

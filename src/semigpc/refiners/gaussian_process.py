@@ -12,7 +12,7 @@ from semigpc.pseudo_labels import LabelShares, one_hot
 from semigpc.refiners.base import Device, GPFacts, LearnedScales, Moment, Placement, Refiner, Site
 from semigpc.refiners.buffers import build_buffer
 from semigpc.refiners.gp_config import GPConfig, Posterior, build_engine, choose_engine
-from semigpc.refiners.tuning import build_learner, build_tuner
+from semigpc.refiners.tuning import ClassReach, build_learner, build_tuner
 from semigpc.types import Batch, ModelOutput
 
 
@@ -78,6 +78,9 @@ class GaussianProcessRefiner(Refiner):
         self.tuner = build_tuner(config, n_features, n_classes, device=device)
         asks = config.confidence == "agreement" and config.role == "refine"
         self.label_shares = LabelShares(n_classes, device=device) if asks else None
+        self.reach = (
+            ClassReach(n_classes, first=config.warmup_steps, device=device) if asks else None
+        )
         self._latest: _Refined | None = None
         self.register_load_state_dict_pre_hook(_adopt)  # type: ignore[no-untyped-call]
 
@@ -256,8 +259,9 @@ class GaussianProcessRefiner(Refiner):
         In the warm-up it is the largest probability. Alignment, smoothing and blending change
         ``probs`` and not the posterior: ``agreement`` and ``expected`` take the class from
         ``probs``, and its probability from the GP's own posterior. ``agreement`` is 0 where the
-        network has another class. ``variance`` does not depend on the class; with ``blend=0`` the
-        GP changes no label and only decides which are used.
+        network has another class, or the view is too far from every labelled one. ``variance``
+        does not depend on the class; with ``blend=0`` the GP changes no label and only decides
+        which are used.
         """
         kind = self.config.confidence
         if not self.placement.warm or kind == "max_softmax":
@@ -268,7 +272,10 @@ class GaussianProcessRefiner(Refiner):
             return probs.amax(dim=1)
         classes = probs.argmax(dim=1)
         own = self._refined(output).gather(1, classes.unsqueeze(1)).squeeze(1).to(probs)
-        return torch.where(self.label_shares.agree(output.logits, classes), own, 0)
+        believed = self.label_shares.agree(output.logits, classes)
+        if self.reach is not None and self.reach.known:
+            believed &= self.reach.covers(self._queries(output), classes, self.engine)
+        return torch.where(believed, own, 0)
 
     def _refined(self, output: ModelOutput) -> Tensor:
         """Return softmax(z), (U, C), of the views that ``refine`` has just seen, or of others."""
@@ -336,6 +343,8 @@ class GaussianProcessRefiner(Refiner):
         """Count a step, after which the kernel may be learned."""
         self._latest = None
         self.placement.steps += 1
+        if self.reach is not None and self.training:
+            self.reach.after_step(int(self.placement.steps), self.engine, self.buffer.entries)
         if self.learner is not None:
             step = int(self.placement.steps)
             self.learner.after_step(step, self.engine, logit_scale=self.logit_scale)

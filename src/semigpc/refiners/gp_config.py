@@ -222,11 +222,13 @@ class GPConfig(PlacementConfig):
         confidence: what the algorithm's threshold is compared with. With ``agreement`` it is the
             GP's own probability of the label's class, before any alignment or smoothing, where the
             network has that class too, as it is or freed of the label shares
-            (:class:`semigpc.pseudo_labels.LabelShares`), and 0 elsewhere; role ``classifier``
-            has no second opinion. Others ask the GP alone: the largest probability
-            (``max_softmax``, as in the paper), the share of the prior variance that the buffer
-            explains (``variance``), or the probability of the class expected over the posterior
-            (``expected``). A threshold has another meaning for each. With noise_std^2 = 0.1 one
+            (:class:`semigpc.pseudo_labels.LabelShares`) and, with even labels, the view is near
+            enough to a labelled one (:class:`semigpc.refiners.tuning.ClassReach`), and 0
+            elsewhere; role ``classifier`` has no second opinion. Others ask the GP alone: the
+            largest probability (``max_softmax``, as in the paper), the share of the prior variance
+            that the buffer explains (``variance``), or the probability of the class expected over
+            the posterior (``expected``). A threshold has another meaning for each. With
+            noise_std^2 = 0.1 one
             close neighbour explains 0.91 of the variance, two 0.95, ten 0.99: set 0.9 or more to
             use only images that resemble one in the buffer, 0.5 to exclude only those that
             resemble none. ``expected`` is 0.80 beside one close neighbour and 0.91 beside two, of

@@ -1,4 +1,4 @@
-"""Scales of a GP that follow a run: l and lambda from weak views, or l, eta and sigma learned."""
+"""What follows the features of a run: a GP's scales, and how far images of a class lie apart."""
 
 import logging
 import math
@@ -10,8 +10,11 @@ import torch
 from torch import Tensor
 
 from semigpc.gp import Engine, Kernel, NotPositiveDefiniteError, learn_kernel
+from semigpc.gp.kernels import squared_distances
 from semigpc.gp.scales import neighbour_length_scale, scales_of, with_scales
+from semigpc.pseudo_labels import count_classes
 from semigpc.refiners.base import Device, LearnedScales
+from semigpc.refiners.buffers import Ledger
 from semigpc.refiners.gp_config import GPConfig, build_kernel
 from semigpc.types import HostState
 
@@ -31,9 +34,93 @@ HALVINGS = 20  # of the range of log lambda, which is then right to 1e-5
 LEARNED_ROWS = 512  # rows that a kernel is learned from at most: a few seconds
 NOISE_FACTORS = (1, 2, 4, 8)  # tried in turn, where K with the learned noise is near to singular
 ROWS_PER_CLASS = 2  # on average, before a kernel is learned
+LABELS_PER_CLASS = 4  # images of each class, before distances between them say how far it reaches
+EVEN = 2  # times as many labelled images as the smallest class has, in the largest, are still even
+REACHED_SHARE = 0.8  # of the labelled images of a class lie within its reach of another one
+MEASURED_ROWS = 1024  # rows of the buffer whose distances are measured
 
 
-class RunScales(HostState):
+class Followed(HostState):
+    """State of the features of a run: it follows them to their device, never to their dtype."""
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Follow a surrounding module to its device, never to its dtype, as the engine does."""
+        here = next(value for name, value in self.named_buffers() if name not in self.on_host)
+        device = fn(torch.empty(0, device=here.device)).device
+        return super()._apply(lambda tensor: tensor.to(device), recurse)
+
+
+class ClassReach(Followed):
+    """How near to a labelled image an unlabelled one has to be, to count as one of its class.
+
+        r_c  =  the 0.8-quantile over rows i of class c of  min_j |h_i - h_j|^2
+
+    over rows j of class c that are of other images than i; between two of them, the larger. An
+    image of a class that nobody labelled often lies farther from every labelled row. Distances are
+    measured when the warm-up ends, and then every 50 steps, from at most 1024 rows: O(1024 N D).
+
+    No label is turned down where some class has fewer than four labelled images, whose distances
+    say too little, or fewer than half as many as another: the more labels a class has, the nearer
+    is the next one, and a smaller reach for frequent classes would change the shares of all.
+
+    Args:
+        n_classes: C. first: steps before the first measurement.
+    """
+
+    on_host = ("due", "known")
+    limits: Tensor
+    due: Tensor
+    known: Tensor
+
+    def __init__(self, n_classes: int, *, first: int, device: Device = None) -> None:
+        super().__init__()
+        limits = torch.full((n_classes,), torch.inf, dtype=torch.float64, device=device)
+        self.register_buffer("limits", limits)
+        self.register_buffer("due", torch.tensor(first))
+        self.register_buffer("known", torch.tensor(False))
+
+    def after_step(self, step: int, engine: Engine, entries: Ledger) -> None:
+        """Measure the distances if it is time to; the host does not wait for the device."""
+        if step < int(self.due):
+            return
+        self.due.fill_(step + TUNING_STEPS)
+        slots = entries.occupied.nonzero().squeeze(1)
+        images = torch.stack([entries.labels[slots], entries.indices[slots]]).unique(dim=1)
+        counts = torch.bincount(images[0], minlength=len(self.limits))
+        fewest = int(counts.min())
+        even = fewest >= LABELS_PER_CLASS and int(counts.max()) <= EVEN * fewest
+        self.known.fill_(even and int(images[1].min()) >= 0)
+        if self.known:
+            slots = slots[:: -(-len(slots) // MEASURED_ROWS)]
+            self._measure(engine, entries, slots)
+
+    def _measure(self, engine: Engine, entries: Ledger, slots: Tensor) -> None:
+        device = self.limits.device
+        labels = entries.labels.to(device, non_blocking=True)
+        images = entries.indices.to(device, non_blocking=True)
+        rows = slots.to(device, non_blocking=True)
+        distances = squared_distances(engine.features[rows], engine.features)  # (n, N)
+        others = (labels[rows, None] == labels) & (images[rows, None] != images)
+        nearest = distances.masked_fill(~others, torch.inf).amin(dim=1)
+        ascending = nearest.argsort()
+        order = ascending[labels[rows][ascending].argsort(stable=True)]  # by class, then distance
+        counts = count_classes(labels[rows], len(self.limits))
+        place = counts.cumsum(0) - counts + (REACHED_SHARE * (counts - 1)).ceil().long()
+        self.limits.copy_(nearest[order][place.clamp(0, len(rows) - 1)])
+        self.limits.masked_fill_(counts == 0, torch.inf)
+
+    def covers(self, queries: Tensor, classes: Tensor, engine: Engine) -> Tensor:
+        """Return whether views are within their class's reach of a labelled row, (M,) bool.
+
+        O(M N D).
+
+        Args:
+            queries: (M, D). classes: (M,).
+        """
+        return engine.nearest(queries) <= self.limits[classes]
+
+
+class RunScales(Followed):
     """Scales found in a run. They are state: the engine's kernel is always made from them."""
 
     config: GPConfig
@@ -46,12 +133,6 @@ class RunScales(HostState):
         """Load the scales of another run, its ``state_dict``, and rebuild an engine with them."""
         self.load_state_dict(dict(state))
         self.anchor(engine)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Follow a surrounding module to its device, never to its dtype, as the engine does."""
-        here = next(value for name, value in self.named_buffers() if name not in self.on_host)
-        device = fn(torch.empty(0, device=here.device)).device
-        return super()._apply(lambda tensor: tensor.to(device), recurse)
 
 
 class ScaleTuner(RunScales):

@@ -115,21 +115,39 @@ def from_halves(
     features were trained on all labels, the two GPs agree too often; with ``strict``, a head
     therefore counts as right only where both GPs agree with it.
     """
+    weights = _even_weights(np.concatenate(halves))
+    accuracies = accuracy_by_halves(probs, halves, strict=strict)
+    temperatures = {}
+    for head, values in probs.items():
+        twice = np.concatenate([values, values])
+        temperatures[head] = max(1.0, temperature_for(twice, accuracies[head], weights))
+    return temperatures
+
+
+def accuracy_by_halves(
+    probs: Mapping[Head, Floats], halves: tuple[Integers, Integers], *, strict: bool
+) -> dict[Head, float]:
+    """Return the accuracy of each head, as :func:`from_halves` estimates it."""
     truth = np.concatenate(halves)
     other = np.concatenate(halves[::-1])
-    weights = 1 / np.bincount(truth)[truth]
+    weights = _even_weights(truth)
     twice = {head: np.concatenate([values, values]) for head, values in probs.items()}
     confident = []
     if "linear" in twice:
         confident = [np.average(twice["linear"].max(axis=1), weights=weights)]
-    temperatures = {}
+    accuracies = {}
     for head, values in twice.items():
         classes = values.argmax(axis=1)
         right = (classes == truth) & ((classes == other) | (not strict))
         error = 1 - float(np.mean([np.average(right, weights=weights), *confident]))
-        temperature = temperature_for(values, (1 - error) * (1 - error**2), weights)
-        temperatures[head] = max(1.0, temperature)
-    return temperatures
+        accuracies[head] = (1 - error) * (1 - error**2)
+    return accuracies
+
+
+def _even_weights(classes: Integers) -> Floats:
+    """Return weights (M,) with which every class counts the same."""
+    weights: Floats = 1 / np.bincount(classes)[classes]
+    return weights
 
 
 def halved(labels: Integers, n_classes: int, seed: int) -> tuple[Integers, Integers] | None:

@@ -15,6 +15,7 @@ from semigpc.io.errors import DivergedError
 from semigpc.refiners import GaussianProcessRefiner, Refiner
 from semigpc.refiners.gp_config import Posterior
 from semigpc.training.calibration import (
+    accuracy_by_halves,
     calibrated,
     from_halves,
     from_labels,
@@ -47,13 +48,15 @@ class Evaluation(NamedTuple):
     """What was measured at a step: ``results`` has one entry for each part and head.
 
     ``head`` is the one that is judged and used, ``temperatures`` scale the confidence of each
-    (:mod:`.calibration`).
+    (:mod:`.calibration`). ``accuracy`` is that of the head that is judged, on validation images or
+    else as two halves of the labels estimate it at the last step; None if neither is there.
     """
 
     results: list[Figures]
     head: Head
     temperatures: dict[Head, float]
     screening: Figures | None
+    accuracy: float | None = None
 
 
 def evaluate_run(
@@ -88,11 +91,12 @@ def evaluate_run(
     for part, probs in (label_probs or {}).items():
         predictions[part].probs["label"] = probs
     temperatures: dict[Head, float] = {}
+    accuracies: dict[Head, float] = {}
     if "validation" in predictions:
         labelled = predictions["validation"]
         temperatures = from_labels(_trained_heads(labelled, gp), labelled.labels)
     elif last:
-        temperatures = _temperatures_without_labels(experiment, splits, loader, network, gp)
+        temperatures, accuracies = _without_labels(experiment, splits, loader, network, gp)
     measured = {
         part: evaluate(raw.calibrated(temperatures), groups) for part, raw in predictions.items()
     }
@@ -102,9 +106,8 @@ def evaluate_run(
         raw = predictions.get("validation")
         judged = or_label_head(judged, gp, raw and raw.calibrated(temperatures))
     results = list(_results(measured, judged, temperatures))
-    return Evaluation(
-        results, judged, temperatures, screening(experiment, splits, loader, network, gp)
-    )
+    found = screening(experiment, splits, loader, network, gp)
+    return Evaluation(results, judged, temperatures, found, (accuracies | validation).get(judged))
 
 
 def _results(
@@ -201,14 +204,14 @@ def lead(predictions: Predictions, head: Head, other: Head) -> tuple[float, floa
     return difference, error
 
 
-def _temperatures_without_labels(
+def _without_labels(
     experiment: Experiment,
     splits: Splits,
     loader: EvaluationLoader,
     network: nn.Module,
     gp: GaussianProcessRefiner | None,
-) -> dict[Head, float]:
-    """Return the temperature of each head by two halves of the labels; none if impossible.
+) -> tuple[dict[Head, float], dict[Head, float]]:
+    """Return temperature and accuracy of each head by two halves of the labels; none if impossible.
 
     At most 2000 unlabelled images are used. The halves work on cached features where the network
     trains on those, which do not depend on the labels, else on the network's own.
@@ -217,7 +220,7 @@ def _temperatures_without_labels(
     chosen = _sample(len(splits.unlabeled), experiment.seed)
     halves = halved(labels, splits.n_classes, experiment.seed)
     if halves is None or not len(chosen):
-        return {}
+        return {}, {}
     frozen = experiment.frozen is not None
     unlabeled: list[Tensor] = []
 
@@ -231,7 +234,11 @@ def _temperatures_without_labels(
     predicted = predicted_by_halves(
         torch.cat(labeled), labels, halves, torch.cat(unlabeled), splits.n_classes
     )
-    return from_halves(_trained_heads(predictions, gp), predicted, strict=not frozen)
+    probs = _trained_heads(predictions, gp)
+    return (
+        from_halves(probs, predicted, strict=not frozen),
+        accuracy_by_halves(probs, predicted, strict=not frozen),
+    )
 
 
 def _trained_heads(
