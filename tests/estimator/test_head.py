@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from semigpc.estimator import SemiGPClassifier
-from semigpc.estimator.answers import SCALINGS, WEIGHTED
+from semigpc.estimator.answers import SCALINGS, WEIGHTED, WHITENED
 
 TOLERANCE = 1e-4  # of a probability: the model itself computes in float32
 Outputs = dict[str, Any]
@@ -73,7 +73,7 @@ def fitted(data: tuple[Any, Any], **options: Any) -> SemiGPClassifier:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kernel", ["rbf", "laplace"])
-@pytest.mark.parametrize("scaling", [*SCALINGS, *WEIGHTED])
+@pytest.mark.parametrize("scaling", [*SCALINGS, *WEIGHTED, WHITENED])
 def test_the_module_returns_what_the_model_returns(
     data: tuple[Any, Any], scaling: str, kernel: str
 ) -> None:

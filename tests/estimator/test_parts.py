@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from scipy.stats import f as f_distribution
 from scipy.stats import f_oneway, norm, rankdata
 
@@ -29,6 +30,7 @@ from semigpc.estimator.calibration import (
 from semigpc.estimator.classifier import read_targets
 from semigpc.estimator.fitting import (
     JOINING_CONFIDENCE,
+    WHITENING_RIDGE,
     TrainingRows,
     fit_scalings,
     self_train,
@@ -200,6 +202,42 @@ def test_a_column_that_decides_is_found_among_many_that_do_not() -> None:
     assert accuracy["weighted"] > accuracy["standard"] + 0.1
     assert accuracy["weighted_rank"] > accuracy["standard"] + 0.1
     assert accuracy["auto"] > accuracy["standard"] + 0.1
+
+
+def correlated(rows: int, seed: int = 0) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Rows whose columns share a factor that tells nothing; what is left tells three classes."""
+    rng = np.random.default_rng(seed)
+    truth = rng.integers(0, 3, rows)
+    centres = np.random.default_rng(5).standard_normal((3, 10))
+    shared = 12 * rng.standard_normal((rows, 1))
+    X = centres[truth] + 0.7 * rng.standard_normal((rows, 10)) + shared
+    return X.astype(np.float32), truth
+
+
+def test_whitened_columns_are_uncorrelated_but_for_the_ridge() -> None:
+    X, _ = correlated(500)
+    X[:, 2] = 4  # a constant column
+    scaling = fit_scalings(X, "whitened")["whitened"]
+    points = scaling(X).double().numpy()
+    kept = np.delete(np.arange(10), 2)
+    R = np.corrcoef(X[:, kept], rowvar=False)
+    expected = R @ np.linalg.inv(R + WHITENING_RIDGE * np.eye(9))
+    assert points[:, kept].T @ points[:, kept] / 500 == pytest.approx(expected, abs=1e-5)
+    assert points[:, 2] == pytest.approx(0, abs=1e-12)
+    alone = torch.cat([scaling(X[i : i + 1]) for i in range(100)])
+    assert torch.equal(alone, scaling(X)[:100]), "a row has the same point in any batch"
+
+
+def test_auto_whitens_tables_where_a_shared_factor_hides_the_classes() -> None:
+    X, truth = correlated(400)
+    codes = np.where(np.arange(400) < 45, truth, -1)
+    models = {name: SemiGPClassifier(scaling=name).fit(X, codes) for name in ("auto", "standard")}
+    accuracy = {name: (model.predict(X) == truth)[45:].mean() for name, model in models.items()}
+    assert models["auto"].scaling_ == "whitened"
+    assert accuracy["auto"] > accuracy["standard"] + 0.03
+    rng = np.random.default_rng(0)
+    plain = rng.standard_normal((400, 10)) + 2 * np.eye(10)[truth]
+    assert SemiGPClassifier().fit(plain, codes).scaling_ != "whitened"
 
 
 def test_unlike_columns_are_told_from_alike_ones() -> None:

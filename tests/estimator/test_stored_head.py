@@ -19,7 +19,14 @@ def fitted(scaling: str, self_training: int) -> tuple[SemiGPClassifier, torch.Te
 
 @pytest.mark.parametrize(
     ("scaling", "self_training"),
-    [("centered", 2), ("standard", 0), ("rank", 0), ("weighted", 2), ("weighted_steps", 0)],
+    [
+        ("centered", 2),
+        ("standard", 0),
+        ("rank", 0),
+        ("weighted", 2),
+        ("weighted_steps", 0),
+        ("whitened", 2),
+    ],
 )
 def test_every_output_is_the_same_after_storing(scaling: str, self_training: int) -> None:
     model, x = fitted(scaling, self_training)

@@ -27,6 +27,7 @@ Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
 Integers = NDArray[np.int64]
 SCALINGS = ("none", "unit", "centered", "standard", "rank")
+WHITENED = "whitened"
 # Scalings whose columns are weighted, and what they are made of.
 WEIGHTED = {"weighted": "standard", "weighted_rank": "rank", "weighted_steps": "rank"}
 KNOTS = 257  # quantiles from which ranks are computed
@@ -256,10 +257,13 @@ class Scaling:
     no more weight than others: both suit tables of unlike quantities. ``weighted`` and
     ``weighted_rank`` then give more weight to columns that tell the labelled classes apart.
     ``weighted_steps`` encodes each weighted column of ranks by steps, so that distances add up
-    absolute differences of ranks, not squared ones; see :class:`Steps`. ``none`` changes nothing.
+    absolute differences of ranks, not squared ones; see :class:`Steps`. ``whitened`` rotates and
+    stretches standardised columns until they are nearly uncorrelated, so that what several columns
+    share does not drown the differences between them. ``none`` changes nothing.
 
     Args:
-        name: one of SCALINGS or WEIGHTED. steps: what is applied to rows, in this order.
+        name: one of SCALINGS or WEIGHTED, or WHITENED. steps: what is applied to rows, in this
+            order.
     """
 
     name: str
@@ -337,6 +341,17 @@ class WeightedColumns:
     def transform(self, X: Floats) -> Floats:
         """Return the weighted rows (M, D). O(M D)."""
         return np.asarray(X * self.weights, np.float32)
+
+
+class WhitenedColumns:
+    """Rows times a matrix (D, D), in float64, so that a row has the same point in any batch."""
+
+    def __init__(self, matrix: Doubles) -> None:
+        self.matrix = torch.from_numpy(matrix)
+
+    def transform(self, X: Floats) -> Floats:
+        """Return the whitened rows (M, D). O(M D^2)."""
+        return (torch.from_numpy(X).double() @ self.matrix).float().numpy()
 
 
 class Steps:

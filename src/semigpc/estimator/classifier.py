@@ -87,8 +87,9 @@ class SemiGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         logit_scale: lambda; "auto" maximises the likelihood of left-out labels.
         sharpness: b, but for classes with one or two labels; "auto" does the same.
         scaling: "unit", "centered", "standard", "rank", "weighted", "weighted_rank",
-            "weighted_steps" or "none", see :class:`semigpc.estimator.Scaling`; "auto" chooses,
-            weighted ones for rows of fewer than 128 columns only, steps up to 64.
+            "weighted_steps", "whitened" or "none", see :class:`semigpc.estimator.Scaling`; "auto"
+            chooses, weighted and whitened ones for rows of fewer than 128 columns only, steps up
+            to 64.
         class_prior: "estimated" decides for the most probable class, which makes the fewest errors
             and hardly fewer in rare classes. "balanced" decides for the largest p / sqrt(pi), which
             finds more rows of rare classes and makes more errors; confidence stays p.

@@ -27,6 +27,7 @@ from semigpc.estimator.answers import (
     Steps,
     UnitRows,
     WeightedColumns,
+    WhitenedColumns,
 )
 from semigpc.estimator.memory import Memory
 from semigpc.gp.engine import Expansion
@@ -373,6 +374,16 @@ class _Weighted(_Step):
         return x * self.weights
 
 
+class _Whitened(_Step):
+    """x W, in float64."""
+
+    names = ("matrix",)
+    matrix: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.double() @ self.matrix).float()
+
+
 class _Steps(_Step):
     """Columns encoded by STEPS columns each; weights (D, 1)."""
 
@@ -391,6 +402,7 @@ STEP_KINDS: dict[str, type[_Step]] = {
     "unit": _Unit,
     "ranks": _Ranks,
     "weighted": _Weighted,
+    "whitened": _Whitened,
     "steps": _Steps,
 }
 
@@ -407,6 +419,8 @@ def _plain(step: Any) -> _Step:
     if isinstance(step, GaussianRanks):
         starts = torch.arange(len(step.knots)) * KNOTS  # of each column in the flat tables
         return _Ranks({"knots": step.knots, "values": step.values, "starts": starts})
+    if isinstance(step, WhitenedColumns):
+        return _Whitened({"matrix": step.matrix})
     weights = torch.from_numpy(step.weights)
     if isinstance(step, Steps):
         starts = torch.arange(STEPS).float()
