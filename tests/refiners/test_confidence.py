@@ -278,6 +278,21 @@ def test_a_view_beyond_the_reach_of_its_class_is_not_believed(
     assert bool((refiner.confidence(said(foreign)._replace(logits=first), first) > 0).all())
 
 
+@pytest.mark.parametrize("engine", ENGINES_OF_24)
+@pytest.mark.parametrize("rows", [0, 7, 24])
+def test_every_engine_knows_the_nearest_row(
+    engine: str, rows: int, generator: torch.Generator
+) -> None:
+    refiner = make("gp", confidence="agreement", engine=ENGINES_OF_24[engine])
+    features, labels = points(rows, generator)
+    if rows:
+        show(refiner, features, labels)
+    queries = unit(points(5, generator)[0])
+    differences = (queries.unsqueeze(1) - unit(features)).square().sum(dim=2)
+    expected = differences.amin(dim=1) if rows else torch.full((5,), torch.inf).double()
+    torch.testing.assert_close(refiner.engine.nearest(queries), expected, rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize("labels", [(3, 5, 5), (4, 5, 9)])
 def test_with_few_or_uneven_labels_no_view_is_too_far(
     labels: tuple[int, ...], generator: torch.Generator

@@ -77,6 +77,7 @@ CHANCE = 0.05  # that a column gets a weight though none tells anything
 # Added to each variance before whitening: one direction may count up to 1 / sqrt of it. Of 0.001 to
 # 0.4 the best on tables, seeds 100 to 102.
 WHITENING_RIDGE = 0.1
+CORRELATED_SHARE = 0.25  # of effective directions among the columns, below which whitening is tried
 STEPPED_COLUMNS = 64  # at most: steps are as many times more columns
 ALIKE_SHARE = 0.45  # of effective columns, from which columns count as one kind of quantity
 
@@ -416,8 +417,11 @@ def _choose_setting(
 def _scalings_to_try(
     X: NDArray[np.float32], codes: Integers, labelled: Integers, labels: int, name: str
 ) -> dict[str, Scaling]:
-    """Return the scaling of this name, or those that ``auto`` chooses from, weighted and whitened
-    ones too.
+    """Return the scaling of this name, or those that ``auto`` chooses from, weighted ones too.
+
+    Whitening is tried where the columns vary in few directions: (sum_j r_j)^2 / sum_j r_j^2, with
+    r_j the eigenvalues of their correlations, is less than a quarter of their number. Elsewhere it
+    would be one more chance that left-out labels of random classes look predictable.
 
     Args:
         labelled: positions without copies, which would make any column seem to tell classes apart.
@@ -436,7 +440,11 @@ def _scalings_to_try(
         del weighted["weighted_rank"]
     if X.shape[1] > STEPPED_COLUMNS:
         del weighted["weighted_steps"]
-    return scalings | weighted | fit_scalings(X, WHITENED)
+    standard = fit_scalings(X, "standard")["standard"]
+    R = _correlations(X, standard)
+    if np.trace(R) ** 2 / max(np.square(R).sum(), 1e-300) < CORRELATED_SHARE * len(R):
+        weighted[WHITENED] = Scaling(WHITENED, (*standard.steps, _fit_whitening(R)))
+    return scalings | weighted
 
 
 # Self-training ------------------------------------------------------------------------------------
@@ -647,7 +655,8 @@ def fit_scalings(X: NDArray[Any], name: str = "auto", *, labels: int = 0) -> dic
     if "rank" in names:
         steps["rank"] = (_fit_ranks(X),)
     if WHITENED in names:
-        steps[WHITENED] = (standard, _fit_whitening(X, standard))
+        R = _correlations(X, Scaling("standard", (standard,)))
+        steps[WHITENED] = (standard, _fit_whitening(R))
     return {one: Scaling(one, steps[one]) for one in names}
 
 
@@ -708,9 +717,13 @@ def _fit_ranks(X: NDArray[Any]) -> GaussianRanks:
     return GaussianRanks(np.ascontiguousarray(quantiles, np.float32))
 
 
-def _fit_whitening(X: NDArray[Any], standard: StandardScaler) -> WhitenedColumns:
-    """Return (R + 0.1 I)^-1/2 with R the correlations of the columns. O(n D^2 + D^3)."""
-    with config_context(assume_finite=True):
-        rows = standard.transform(X[:: -(-len(X) // RANK_ROWS)]).astype(np.float64)
-    values, vectors = np.linalg.eigh(rows.T @ rows / len(rows))
+def _correlations(X: NDArray[Any], standard: Scaling) -> NDArray[np.float64]:
+    """Return the correlations R (D, D) of the columns; those of a constant one are 0. O(n D^2)."""
+    rows = standard(X[:: -(-len(X) // RANK_ROWS)]).double().numpy()
+    return np.asarray(rows.T @ rows / len(rows))
+
+
+def _fit_whitening(R: NDArray[np.float64]) -> WhitenedColumns:
+    """Return (R + 0.1 I)^-1/2. O(D^3)."""
+    values, vectors = np.linalg.eigh(R)
     return WhitenedColumns((vectors / np.sqrt(values + WHITENING_RIDGE)) @ vectors.T)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.linalg import cholesky_ex, solve_triangular
 
 from semigpc.gp.engine import Engine, Expansion, NotPositiveDefiniteError
-from semigpc.gp.kernels import Kernel, square_norms
+from semigpc.gp.kernels import Kernel, square_norms, squared_distances
 from semigpc.gp.scales import left_out_block, left_out_residuals
 from semigpc.gp.tiles import DelayedInverse, rounding_floor
 
@@ -197,6 +197,15 @@ class ExactGP(Engine):
         rows = (self._padded(self._cross(chunk)) for chunk in queries.split(ROWS_AT_ONCE))
         explained = [(self.inverse.multiply(chunk) * chunk).sum(dim=1) for chunk in rows]
         return self.kernel.diagonal(queries) - torch.cat(explained)
+
+    def _nearest(self, queries: Tensor) -> Tensor:
+        width = self._width
+        if not width:
+            return super()._nearest(queries)
+        distances = squared_distances(queries, self.features[:width], self.square_norms[:width])
+        if len(self) < width:
+            distances.masked_fill_(~self.occupied[:width], torch.inf)
+        return distances.amin(dim=1)
 
     def _explain(self, queries: Tensor, classes: Tensor) -> Tensor:
         weights = queries.new_zeros(len(queries), self.capacity)
