@@ -105,7 +105,7 @@ def test_no_pseudo_labels_at_all(birds: Birds) -> None:
     project, _ = birds
     status = project.table.column("status")
     project.table = project.table.filter(compute.not_equal(status, "pseudo"))
-    with pytest.raises(DataError, match="no pseudo-labels to check.*Check 50 at random"):
+    with pytest.raises(DataError, match=r"no pseudo-labels to check.*Check 50 at random"):
         PseudoRows.of(project)
 
 

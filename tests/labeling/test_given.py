@@ -84,6 +84,7 @@ def test_metadata_about_something_else_is_noted_and_the_next_source_is_used(tmp_
     labels = given(tmp_path)
     assert labels.labels == {}
     assert [note.split()[0] for note in labels.notes] == ["metadata.csv", "metadata.jsonl"]
+    assert "it has 'file_name', 'objects'" in labels.notes[1], "a misspelt name is seen"
     (tmp_path / "labels.csv").write_text("label,file_name\ncat,a.png\n,b.png\n")
     labels = given(tmp_path)
     assert labels.labels == {"a.png": "cat"}

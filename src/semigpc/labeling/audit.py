@@ -160,8 +160,8 @@ class PseudoRows(NamedTuple):
         if not table.num_rows:
             raise DataError(
                 f"{project.folder} has no pseudo-labels to check: every row has a given label, is "
-                "an outlier or was abstained from. On the page of semigpc open or review, \"Check 50 "
-                "at random\" checks guesses as well."
+                "an outlier or was abstained from. On the page of semigpc open or review, "
+                '"Check 50 at random" checks guesses as well.'
             )
         labels = table.column("label").to_pylist()
         classes = sorted(set(labels), key=project.classes.index)

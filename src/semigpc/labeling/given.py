@@ -100,7 +100,7 @@ def given_labels(
 
 
 class _NotLabelsError(Exception):
-    """A table without the columns of labels."""
+    """A table without the columns of labels; its argument are those that it has."""
 
 
 class _OnlyGuessesError(Exception):
@@ -113,9 +113,12 @@ def _read(path: Path, notes: list[str]) -> LabelTable | None:
         if path.suffix == ".jsonl":
             return _read_lines(path)
         return _read_table(path)
-    except _NotLabelsError:
-        columns = " and ".join(COLUMNS)
-        notes.append(f"{path.name} was not used: it does not have the columns {columns}.")
+    except _NotLabelsError as error:
+        notes.append(
+            f"{path.name} was not used: it does not have the columns {' and '.join(COLUMNS)}; it "
+            f"has {listed(error.args[0], SHOWN) or 'none'}. If it holds labels, rename its "
+            "columns, and separate them by commas if it is CSV."
+        )
     except _OnlyGuessesError:
         notes.append(f"{path.name} was not used: its labels are guesses of semigpc.")
     return None
@@ -134,16 +137,16 @@ def _read_table(path: Path) -> LabelTable:
         raise _OnlyGuessesError from error
 
 
-def _check_columns(names: Sequence[str], path: Path) -> tuple[str, ...]:
+def _check_columns(names: Sequence[str], _: Path) -> tuple[str, ...]:
     if not set(COLUMNS) <= set(names):
-        raise _NotLabelsError(path)
+        raise _NotLabelsError(list(names))
     return COLUMNS
 
 
 def _read_lines(path: Path) -> LabelTable:
     """Read one JSON object per line."""
     labels: dict[str, str | None] = {}
-    found: set[str] = set()  # keys of some line
+    found: dict[str, None] = {}  # keys of some line
     for number, line in enumerate(_lines(path), start=1):
         if not line.strip():
             continue
@@ -158,7 +161,7 @@ def _read_lines(path: Path) -> LabelTable:
                 f"Line {number} of {path} is not an object with the keys {' and '.join(COLUMNS)}: "
                 f"{printable(line.strip()[:40])}. Correct or delete it."
             )
-        found |= record.keys() & {*COLUMNS}
+        found |= dict.fromkeys(record)
         if COLUMNS[0] not in record:
             continue
         name = path_below(record[COLUMNS[0]], number, path)
@@ -168,8 +171,8 @@ def _read_lines(path: Path) -> LabelTable:
                 f"{path} has different labels for {name!r}: {labels[name] or 'no label'} and "
                 f"{label or 'no label'}. Keep one line for each image."
             )
-    if found != {*COLUMNS}:
-        raise _NotLabelsError(path)
+    if not found.keys() >= {*COLUMNS}:
+        raise _NotLabelsError(list(found))
     return LabelTable(labels, ())
 
 
