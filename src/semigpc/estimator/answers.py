@@ -48,6 +48,11 @@ SHARE_POWER = 0.5  # of pi
 SHARPENING = 2.0
 FEW_LABELS = 0.5  # labels of a class at which b is half of beta
 SMALLEST = 1e-12  # probability and share, before logarithms
+FEWEST_LEFT_OUT = 10  # labels; from fewer, nothing is promised ...
+# ... nor from fewer labels in all than this, unless every class has as many as that: of 20 and 25
+# random labels, promises of 80 % were kept in 15 of 22 draws, of 30 and 40 in 27 of 29.
+FEWEST_LABELS = 30
+FEWEST_EACH = 4
 Z95 = 1.959963984540054  # normal quantile of a two-sided 95% interval
 
 
@@ -518,6 +523,17 @@ def highest_grade(
     for precision, thresholds in reversed(list(grades.items())):
         found[confidence >= thresholds[codes]] = precision
     return found
+
+
+def labels_suffice(left_out: int, counts: NDArray[Any]) -> bool:
+    """Return whether the labels are enough to guarantee anything.
+
+    Args:
+        left_out: random labels that can be left out. counts: (C,) all given labels.
+    """
+    present = counts[counts > 0]
+    enough = counts.sum() >= FEWEST_LABELS or present.min(initial=FEWEST_EACH) >= FEWEST_EACH
+    return left_out >= FEWEST_LEFT_OUT and len(present) > 1 and bool(enough)
 
 
 # Counted answers --------------------------------------------------------------------------------

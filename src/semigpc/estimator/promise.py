@@ -47,7 +47,7 @@ with uneven labels of even rows, the same seeds (docs/results.md).
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -55,7 +55,12 @@ from numpy.typing import NDArray
 from scipy.special import betainc, expit, logit, ndtr
 from torch import Tensor
 
-from semigpc.estimator.answers import Decisions, LeftOutLabels, highest_grade
+from semigpc.estimator.answers import (
+    Decisions,
+    LeftOutLabels,
+    highest_grade,
+    labels_suffice,
+)
 from semigpc.estimator.calibration import label_weights, share_divergence
 
 PROBABILITY = 0.9  # with which a promise is kept
@@ -63,11 +68,6 @@ CONTRADICTION = 0.1  # probability of so many wrong left-out labels, below which
 GRADES = (0.99, 0.95, 0.9, 0.8)  # precisions that every row is tried for
 NEVER = 1.0 + 1e-6  # a confidence that no row reaches
 LEAST_CONFIDENCE = 0.5  # a label is given out only if it is more likely right than wrong
-FEWEST_LEFT_OUT = 10  # labels; from fewer, nothing is promised ...
-# ... nor from fewer labels in all than this, unless every class has as many as that: of 20 and 25
-# random labels, promises of 80 % were kept in 15 of 22 draws, of 30 and 40 in 27 of 29.
-FEWEST_LABELS = 30
-FEWEST_EACH = 4
 DRAWS = 200  # of a, b, u and e
 CENTRE = math.log(9)  # logit(0.9), where a is the logit of r
 FEW_CLASSES = 10  # up to which the number of classes changes nothing
@@ -155,7 +155,7 @@ def make_promise(
     classes = len(counts)
     precisions = sorted({target, *GRADES}, reverse=True)
     never = np.full(classes, NEVER)
-    if not suffices(len(left_out.codes), counts.numpy()):
+    if not labels_suffice(len(left_out.codes), counts.numpy()):
         nothing = dict.fromkeys(precisions)
         return Promise(never, target, dict.fromkeys(precisions, never), nothing)
     trust = Reliability(left_out, shares, counts, chosen)
@@ -173,17 +173,6 @@ def make_promise(
         expected[each] = float(above.mean()) if len(above) else None
     reach = {each: rows.reach(each) for each in precisions}
     return Promise(grades[target], target, grades, expected, reach)
-
-
-def suffices(left_out: int, counts: NDArray[Any]) -> bool:
-    """Return whether the labels are enough to promise anything.
-
-    Args:
-        left_out: random labels that can be left out. counts: (C,) all given labels.
-    """
-    present = counts[counts > 0]
-    enough = counts.sum() >= FEWEST_LABELS or present.min(initial=FEWEST_EACH) >= FEWEST_EACH
-    return left_out >= FEWEST_LEFT_OUT and len(present) > 1 and bool(enough)
 
 
 class Reliability:

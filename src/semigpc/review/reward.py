@@ -8,14 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semigpc.estimator import Status
-from semigpc.estimator.answers import wilson
-from semigpc.estimator.promise import (
+from semigpc.estimator.answers import (
     FEWEST_EACH,
     FEWEST_LABELS,
     FEWEST_LEFT_OUT,
-    GRADES,
-    suffices,
+    labels_suffice,
+    wilson,
 )
+from semigpc.estimator.promise import GRADES
 from semigpc.labeling.journal import Answer, History
 from semigpc.labeling.project import Project
 from semigpc.report.wording import no_new_labels
@@ -279,7 +279,7 @@ def _drawn(queue: ReviewQueue, cards: Sequence[Answer]) -> Drawn:
     total = random_cards + given
     noun = "rows" if project.images is None else "images"
     counts = queue.model.label_counts()
-    if not suffices(total, counts):
+    if not labels_suffice(total, counts):
         note = (
             f"Guaranteed at 90 % will mean: at least 90 of 100 such labels are right. For that, "
             f"{FEWEST_LEFT_OUT} {noun} drawn at random have to be answered ({total} are), and "
