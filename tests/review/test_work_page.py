@@ -298,7 +298,7 @@ def test_classes_that_have_their_keys_get_their_first_probabilities(
 ) -> None:
     """The second of them turns out to be the more probable one."""
     page = open_page(browser, address)
-    ranking: list[tuple[str, float]] = []  # no probabilities before it is known
+    ranking: list[list[Any]] = []  # no probabilities before it is known
 
     def reply(route: Any) -> None:
         told = route.fetch().json()
@@ -314,7 +314,7 @@ def test_classes_that_have_their_keys_get_their_first_probabilities(
     type_name(page, "square")
     expect(page.locator("#options .option")).to_have_count(2)
     names = options(page)
-    ranking += [(names[1], 0.9), (names[0], 0.1)]
+    ranking += [[names[1], 0.9], [names[0], 0.1]]
     expect(page.locator("#options .share:not([hidden])")).to_have_text(["10 %", "90 %"])
     assert options(page) == names, "a key changed its meaning"
     marked = page.locator("#options .option[aria-selected=true]")
