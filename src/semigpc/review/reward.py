@@ -280,10 +280,19 @@ def _drawn(queue: ReviewQueue, cards: Sequence[Answer]) -> Drawn:
     noun = "rows" if project.images is None else "images"
     counts = queue.model.label_counts()
     if not labels_suffice(total, counts):
+        missing = []
+        if total < FEWEST_LEFT_OUT:
+            missing.append(
+                f"{FEWEST_LEFT_OUT} {noun} drawn at random have to be answered ({total} are)"
+            )
+        if not labels_suffice(FEWEST_LEFT_OUT, counts):
+            missing.append(
+                f"there have to be {FEWEST_LABELS} labels in all ({counts.sum()} are there) or "
+                f"{FEWEST_EACH} of every class"
+            )
         note = (
-            f"Guaranteed at 90 % will mean: at least 90 of 100 such labels are right. For that, "
-            f"{FEWEST_LEFT_OUT} {noun} drawn at random have to be answered ({total} are), and "
-            f"{FEWEST_LABELS} in all ({counts.sum()} are) or {FEWEST_EACH} of every class."
+            "Guaranteed at 90 % will mean: at least 90 of 100 such labels are right. For that, "
+            f"{', and '.join(missing)}."
         )
     elif given:
         note = (
