@@ -230,13 +230,13 @@ def test_where_they_disagree_a_label_is_half_the_networks_also_in_a_loop_of_its_
 
 
 def reaching(
-    generator: torch.Generator, labels: tuple[int, ...] = (5, 4, 6), **options: Any
+    generator: torch.Generator, labels: tuple[int, ...] = (9, 8, 12), **options: Any
 ) -> tuple[Any, Tensor, Tensor, Tensor]:
     """A refiner after two views of each of so many images per class; views, classes, images."""
     features, classes = points(0, generator, counts=labels)
     images = torch.arange(len(classes)).repeat(2)
     views = features.repeat(2, 1) + 0.05 * torch.randn(2 * len(features), 8, generator=generator)
-    refiner = make("gp", **{"confidence": "agreement", "buffer_size": 40} | options)
+    refiner = make("gp", **{"confidence": "agreement", "buffer_size": 60} | options)
     batch = batch_of(views.double(), classes.repeat(2), images)
     for moment in ("before", "after"):
         refiner.observe(moment, said(batch.x), batch)
@@ -293,7 +293,7 @@ def test_every_engine_knows_the_nearest_row(
     torch.testing.assert_close(refiner.engine.nearest(queries), expected, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("labels", [(3, 5, 5), (4, 5, 9)])
+@pytest.mark.parametrize("labels", [(7, 9, 9), (8, 9, 17)])
 def test_with_few_or_uneven_labels_no_view_is_too_far(
     labels: tuple[int, ...], generator: torch.Generator
 ) -> None:
@@ -304,8 +304,8 @@ def test_with_few_or_uneven_labels_no_view_is_too_far(
 def test_copies_of_an_image_that_cannot_be_told_apart_are_not_measured(
     generator: torch.Generator,
 ) -> None:
-    refiner = make("gp", confidence="agreement", buffer_size=40)
-    refiner.remember(*points(0, generator, counts=(6, 6, 6)))
+    refiner = make("gp", confidence="agreement", buffer_size=60)
+    refiner.remember(*points(0, generator, counts=(9, 9, 9)))
     assert not refiner.reach.known
 
 
@@ -316,7 +316,7 @@ def test_the_reach_is_measured_again_every_50_steps_and_saved(generator: torch.G
     for step in range(1, 52):
         refiner.observe("after", said(batch.x), batch)
         assert torch.equal(refiner.reach.limits, before) == (step < 50), step
-    copy = make("gp", confidence="agreement", buffer_size=40)
+    copy = make("gp", confidence="agreement", buffer_size=60)
     copy.load_state_dict(refiner.state_dict())
     assert torch.equal(copy.reach.limits, refiner.reach.limits)
     assert copy.reach.known

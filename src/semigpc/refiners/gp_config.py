@@ -227,10 +227,9 @@ class GPConfig(PlacementConfig):
             elsewhere; role ``classifier`` has no second opinion. Others ask the GP alone: the
             largest probability (``max_softmax``, as in the paper), the share of the prior variance
             that the buffer explains (``variance``), or the probability of the class expected over
-            the posterior (``expected``). A threshold has another meaning for each. With
-            noise_std^2 = 0.1 one
-            close neighbour explains 0.91 of the variance, two 0.95, ten 0.99: set 0.9 or more to
-            use only images that resemble one in the buffer, 0.5 to exclude only those that
+            the posterior (``expected``). A threshold has another meaning for each. With noise_std^2
+            = 0.1 one close neighbour explains 0.91 of the variance, two 0.95, ten 0.99: set 0.9 or
+            more to use only images that resemble one in the buffer, 0.5 to exclude only those that
             resemble none. ``expected`` is 0.80 beside one close neighbour and 0.91 beside two, of
             ten classes, where ``max_softmax`` is 0.98 for both: set about 0.8. FreeMatch computes
             its thresholds itself, ReMixMatch has none by default.

@@ -34,13 +34,13 @@ HALVINGS = 20  # of the range of log lambda, which is then right to 1e-5
 LEARNED_ROWS = 512  # rows that a kernel is learned from at most: a few seconds
 NOISE_FACTORS = (1, 2, 4, 8)  # tried in turn, where K with the learned noise is near to singular
 ROWS_PER_CLASS = 2  # on average, before a kernel is learned
-LABELS_PER_CLASS = 4  # images of each class, before distances between them say how far it reaches
+LABELS_PER_CLASS = 8  # images of each class, before distances between them say how far it reaches
 EVEN = 2  # times as many labelled images as the smallest class has, in the largest, are still even
 REACHED_SHARE = 0.8  # of the labelled images of a class lie within its reach of another one
 MEASURED_ROWS = 1024  # rows of the buffer whose distances are measured
 
 
-class Followed(HostState):
+class FeatureState(HostState):
     """State of the features of a run: it follows them to their device, never to their dtype."""
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
@@ -50,7 +50,7 @@ class Followed(HostState):
         return super()._apply(lambda tensor: tensor.to(device), recurse)
 
 
-class ClassReach(Followed):
+class ClassReach(FeatureState):
     """How near to a labelled image an unlabelled one has to be, to count as one of its class.
 
         r_c  =  the 0.8-quantile over rows i of class c of  min_j |h_i - h_j|^2
@@ -59,7 +59,7 @@ class ClassReach(Followed):
     image of a class that nobody labelled often lies farther from every labelled row. Distances are
     measured when the warm-up ends, and then every 50 steps, from at most 1024 rows: O(1024 N D).
 
-    No label is turned down where some class has fewer than four labelled images, whose distances
+    No label is turned down where some class has fewer than eight labelled images, whose distances
     say too little, or fewer than half as many as another: the more labels a class has, the nearer
     is the next one, and a smaller reach for frequent classes would change the shares of all.
 
@@ -120,7 +120,7 @@ class ClassReach(Followed):
         return engine.nearest(queries) <= self.limits[classes]
 
 
-class RunScales(Followed):
+class RunScales(FeatureState):
     """Scales found in a run. They are state: the engine's kernel is always made from them."""
 
     config: GPConfig
