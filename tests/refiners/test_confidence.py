@@ -299,6 +299,7 @@ def test_with_few_or_uneven_labels_no_view_is_too_far(
 ) -> None:
     refiner, *_ = reaching(generator, labels)
     assert not refiner.reach.known
+    assert refiner.reach.limits.isfinite().all(), "what is saved is finite"
 
 
 def test_copies_of_an_image_that_cannot_be_told_apart_are_not_measured(

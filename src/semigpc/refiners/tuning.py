@@ -37,6 +37,7 @@ ROWS_PER_CLASS = 2  # on average, before a kernel is learned
 LABELS_PER_CLASS = 8  # images of each class, before distances between them say how far it reaches
 EVEN = 2  # times as many labelled images as the smallest class has, in the largest, are still even
 REACHED_SHARE = 0.8  # of the labelled images of a class lie within its reach of another one
+NO_LIMIT = torch.finfo(torch.float64).max  # on a distance: finite, as all that is saved
 MEASURED_ROWS = 1024  # rows of the buffer whose distances are measured
 
 
@@ -74,7 +75,7 @@ class ClassReach(FeatureState):
 
     def __init__(self, n_classes: int, *, first: int, device: Device = None) -> None:
         super().__init__()
-        limits = torch.full((n_classes,), torch.inf, dtype=torch.float64, device=device)
+        limits = torch.full((n_classes,), NO_LIMIT, dtype=torch.float64, device=device)
         self.register_buffer("limits", limits)
         self.register_buffer("due", torch.tensor(first))
         self.register_buffer("known", torch.tensor(False))
@@ -107,7 +108,7 @@ class ClassReach(FeatureState):
         counts = count_classes(labels[rows], len(self.limits))
         place = counts.cumsum(0) - counts + (REACHED_SHARE * (counts - 1)).ceil().long()
         self.limits.copy_(nearest[order][place.clamp(0, len(rows) - 1)])
-        self.limits.masked_fill_(counts == 0, torch.inf)
+        self.limits.masked_fill_(counts == 0, NO_LIMIT).clamp_(max=NO_LIMIT)
 
     def covers(self, queries: Tensor, classes: Tensor, engine: Engine) -> Tensor:
         """Return whether views are within their class's reach of a labelled row, (M,) bool.
