@@ -389,3 +389,11 @@ def test_a_fit_labels_its_own_rows_only_if_asked_to(monkeypatch: pytest.MonkeyPa
     model.partial_fit(X[unlabelled], TRUTH[unlabelled] + 3, rows=unlabelled)
     assert not hasattr(model, "transduction_")
     assert set(model.classes_) > {0, 1, 2}
+
+
+def test_many_classes_for_few_labels_are_no_reason_to_warn() -> None:
+    """scikit-learn takes more classes than half of the labels for a regression problem."""
+    y = np.full(60, None, dtype=object)
+    y[:30] = [f"class {number % 17}" for number in range(30)]
+    model = SemiGPClassifier().fit(np.random.default_rng(0).standard_normal((60, 4)), y)
+    assert len(model.classes_) == 17

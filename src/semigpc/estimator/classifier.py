@@ -1,5 +1,6 @@
 """SemiGPClassifier: labels for all rows of a table of which a few are labelled."""
 
+import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from functools import partial
@@ -716,7 +717,10 @@ def read_targets(y: Any, classes: NDArray[Any] | None = None) -> tuple[Integers,
             "y contains infinity; a label is a class, and NaN or -1 mark rows without one."
         )
     if len(labels):
-        check_classification_targets(labels)
+        with warnings.catch_warnings():
+            # That there are many classes for so few labels, which is what this is for.
+            warnings.filterwarnings("ignore", "The number of unique classes", UserWarning)
+            check_classification_targets(labels)
     is_text = labels.dtype.kind in "OUST"
     if classes is not None and len(labels) and (classes.dtype.kind in "OUST") != is_text:
         raise ValueError(

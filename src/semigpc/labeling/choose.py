@@ -36,6 +36,7 @@ from sklearn.cluster import KMeans
 from sklearn.decomposition import PCA
 
 from semigpc.estimator import SemiGPClassifier, Status
+from semigpc.io.threads import using
 
 ChoiceKind = Literal["random", "spread", "unseen", "need", "teach", "suspected", "copies"]
 Mask = NDArray[np.bool_]
@@ -325,7 +326,10 @@ class _Clusters:
         clusters = max(1, min(len(labelled) + count, len(rows) // 2))
         code = np.zeros(len(rows), np.int64)
         if clusters > 1:
-            code = KMeans(clusters, n_init=1, random_state=seed).fit_predict(rows)
+            # With one thread: another one of the page may set BLAS to several meanwhile, and within
+            # a parallel loop of OpenMP that can hang.
+            with using(1):
+                code = KMeans(clusters, n_init=1, random_state=seed).fit_predict(rows)
         self.code = code[: len(x)]
         self.size = np.bincount(code, minlength=clusters)
         self.labels = np.bincount(code[len(x) :], minlength=clusters)
