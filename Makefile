@@ -16,7 +16,7 @@ help:     ## list the targets
 run: $(VENV)/ready     ## train on long-tailed digits with and without SemiGPC, into demo/
 	$(BIN)/semigpc demo --out demo
 
-test: $(VENV)/ready     ## every test that a change could break (eight minutes on two cores)
+test: $(VENV)/ready     ## every test that a change could break (nine minutes on two cores)
 	OMP_NUM_THREADS=1 $(PYTEST) -m "not nightly"
 
 test-all: $(VENV)/ready     ## all tests, with FUZZ times as many random cases, from SEED (TESTS=tests/cli for some)
