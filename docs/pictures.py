@@ -73,6 +73,13 @@ def answer(page: Any, truth: dict[str, str]) -> None:
     )
 
 
+LOADED = """() => [...document.querySelectorAll("#work img, #cards img")].every((image) => {
+    const { width, top, bottom } = image.getBoundingClientRect();
+    const seen = width > 0 && bottom > 0 && top < innerHeight;
+    return !seen || (image.complete && image.naturalWidth > 0);
+})"""
+
+
 def settle(page: Any) -> None:
     """Wait until the counts have not changed for SETTLED seconds."""
     page.locator("#reward:not(.cold):not(.fitting)").wait_for()
@@ -84,9 +91,7 @@ def settle(page: Any) -> None:
 
 def take(page: Any, path: Path) -> None:
     """Save what the page shows, with few colours so that the file is small."""
-    page.wait_for_function(
-        "() => [...document.querySelectorAll('#work img')].every((i) => i.complete)"
-    )
+    page.wait_for_function(LOADED)
     page.screenshot(path=path)
     with Image.open(path) as shot:
         image = shot.convert("RGB").resize(SAVED, Image.Resampling.LANCZOS)
