@@ -25,7 +25,7 @@ def say_notes(session: "Session") -> None:
 
 @contextmanager
 def naming_the_page(folder: Path) -> Iterator[None]:
-    """Add the address of the page to the error of who opens a folder a second time."""
+    """Add the page's address to the error raised when a folder is opened a second time."""
     try:
         yield
     except InUseError as error:

@@ -100,7 +100,7 @@ def given_labels(
 
 
 class _NotLabelsError(Exception):
-    """A table without the columns of labels; its argument are those that it has."""
+    """A table without the columns of labels; its argument lists the columns that it has."""
 
 
 class _OnlyGuessesError(Exception):
